@@ -1,0 +1,48 @@
+"""The settings of one cast: written once by the supervisor, read by every actor process at its start."""
+
+from pathlib import Path
+
+import msgspec
+
+
+class CastConfig(msgspec.Struct, frozen=True):
+    """Settings that the actors of one cast share. Times are in seconds, sizes in tokens unless named.
+
+    `model_path` is a local folder with `config.json` and weights; `model_name` is what clients call it.
+    """
+
+    model_path: str
+    model_name: str
+    run_dir: str
+    tokenizers: int = 1
+    stream_interval: int = 1
+    timeout: float = 600.0
+    drain_timeout: float = 30.0
+    start_timeout: float = 300.0
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    prefill_step_size: int = 2048
+    max_kv_size: int | None = None
+    blas_threads: int | None = None
+    trust_remote_code: bool = False
+    log_level: str = "info"
+
+    @property
+    def max_waiting(self) -> int:
+        """How many requests may wait for a row before new ones are refused as `queue_full`."""
+        return max(4 * self.max_num_seqs, 32)
+
+
+def config_path(run_dir: Path) -> Path:
+    """Where the settings of the instance in `run_dir` lie."""
+    return run_dir / "config.json"
+
+
+def write_config(config: CastConfig) -> None:
+    """Write the settings for the actors to read."""
+    config_path(Path(config.run_dir)).write_bytes(msgspec.json.encode(config))
+
+
+def read_config(run_dir: Path) -> CastConfig:
+    """Read the settings of the instance in `run_dir`."""
+    return msgspec.json.decode(config_path(run_dir).read_bytes(), type=CastConfig)

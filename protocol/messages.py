@@ -1,0 +1,436 @@
+"""Every message that crosses a process border, as msgspec Structs.
+
+Owned by `protocol`; encoded and decoded only by `protocol.codec`. The Structs are frozen, array-like
+and tagged with an integer, so a message is a MessagePack array `[tag, field, field, …]`. Fields are
+only ever appended, with a default: recorded frames of every version must decode for ever.
+
+Who sends what, by tag:
+
+    1–19   client    -> streamer     20–39  streamer -> client
+    40–49  streamer <-> tokenizer    60–69  streamer <-> engine
+    80–99  supervisor <-> every actor (the control channel)
+
+Token ids travel as little-endian uint32 bytes (`protocol.ids`). `ref` is the client's own number for a
+request, unique among the open requests of its connection; `rid` is ours, unique within one streamer
+incarnation; `label` is a text for logs and may repeat. `epoch` numbers an incarnation of an actor,
+unique within one run; a message with the wrong one is dropped.
+"""
+
+from typing import Any
+
+from msgspec import Struct, field
+
+PROTOCOL_VERSION = 1
+
+
+class SamplingParams(Struct, frozen=True, array_like=True, omit_defaults=False):
+    """What one request asks of the sampler and the stop logic. `None` means the model's own default.
+
+    Ranges are checked by `protocol.sampling.check_params`. `max_tokens` absent means up to the context.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    stop: list[str] = []
+
+
+class Usage(Struct, frozen=True, array_like=True):
+    """Token counts of one request. `cached_tokens` is the part of the prompt that was not computed."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Timing(Struct, frozen=True, array_like=True):
+    """Where the time of one request went, in seconds on the streamer's monotonic clock; -1 = not reached."""
+
+    tokenize: float = -1.0
+    queue: float = -1.0
+    prefill: float = -1.0
+    ttft: float = -1.0
+    total: float = -1.0
+
+
+class ModelCard(Struct, frozen=True, array_like=True):
+    """What clients may know of the model a cast serves. `context` and `vocab_size` are in tokens."""
+
+    name: str
+    context: int = 0
+    vocab_size: int = 0
+    has_chat_template: bool = True
+    created: int = 0
+
+
+# -- client -> streamer ------------------------------------------------------------------------------
+
+
+class Hello(Struct, frozen=True, array_like=True, tag=1):
+    """First message of a connection. `name` says who connects (logs, and HTTP workers by `http-I.EPOCH`)."""
+
+    version: int
+    name: str = ""
+
+
+class Ping(Struct, frozen=True, array_like=True, tag=2):
+    """Sent every second; answered by `Pong`. Silence of 3 s cancels the client's streams."""
+
+    seq: int
+
+
+class Generate(Struct, frozen=True, array_like=True, tag=3):
+    """Ask for one stream. Exactly one of `prompt`, `messages` and `ids` is set.
+
+    `return_text` / `return_ids` choose what the deltas carry (ids alone skip the detokenizer).
+    `add_special_tokens` holds for `prompt`; a chat template writes its own. `timeout` is in seconds.
+    """
+
+    ref: int
+    params: SamplingParams
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    ids: bytes | None = None
+    label: str = ""
+    model: str = ""
+    return_text: bool = True
+    return_ids: bool = False
+    add_special_tokens: bool = True
+    timeout: float | None = None
+    template_kwargs: dict[str, Any] = {}
+
+
+class Cancel(Struct, frozen=True, array_like=True, tag=4):
+    """End the stream `ref`. Idempotent; an unknown ref is normal. The stream ends as `cancelled`."""
+
+    ref: int
+
+
+class Credit(Struct, frozen=True, array_like=True, tag=5):
+    """The consumer has taken `counts[i]` deltas of stream `refs[i]`."""
+
+    refs: list[int]
+    counts: list[int]
+
+
+class Tokenize(Struct, frozen=True, array_like=True, tag=6):
+    """Turn `text` or `messages` into ids without generating. Answered by `Tokenized` or `RequestFailed`."""
+
+    ref: int
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+
+
+class Detokenize(Struct, frozen=True, array_like=True, tag=7):
+    """Turn ids into text. Answered by `Detokenized` or `RequestFailed`."""
+
+    ref: int
+    ids: bytes
+
+
+class ListModels(Struct, frozen=True, array_like=True, tag=8):
+    """Ask what is served. Answered by `Models`."""
+
+    ref: int
+
+
+# -- streamer -> client ------------------------------------------------------------------------------
+
+
+class Welcome(Struct, frozen=True, array_like=True, tag=20):
+    """Answer to `Hello`. `incarnation` is a random number per streamer start; `window` is how many deltas
+    a stream may have unacknowledged before its text is gathered in the streamer."""
+
+    version: int
+    incarnation: int
+    window: int
+    models: list[ModelCard] = []
+
+
+class Refused(Struct, frozen=True, array_like=True, tag=21):
+    """The connection can't be served (another protocol version); `message` names both versions."""
+
+    version: int
+    message: str
+
+
+class Pong(Struct, frozen=True, array_like=True, tag=22):
+    """Answer to `Ping`. Another incarnation than before means: every open stream is lost."""
+
+    seq: int
+    incarnation: int
+
+
+class Accepted(Struct, frozen=True, array_like=True, tag=23):
+    """The request passed every check and waits for the engine. `rid` is its id inside the system."""
+
+    ref: int
+    rid: int
+    prompt_tokens: int
+
+
+class End(Struct, frozen=True, array_like=True):
+    """The one terminal record of a request, carried by `Deltas.ends`.
+
+    `outcome` is finished, cancelled, rejected or failed. `reason` is the finish reason (stop, length) of a
+    finished one; `code` (see `protocol.errors`) and `message` say what went wrong with the others.
+    `retry_after` is in seconds, 0 when retrying makes no sense. `param` names the offending option.
+    """
+
+    ref: int
+    outcome: str
+    reason: str = ""
+    code: str = ""
+    message: str = ""
+    usage: Usage = field(default_factory=Usage)
+    timing: Timing = field(default_factory=Timing)
+    retry_after: float = 0.0
+    param: str = ""
+
+
+class Deltas(Struct, frozen=True, array_like=True, tag=24):
+    """What one step brought for all streams of one connection, in columns of equal length.
+
+    `texts[i]` and `ids[i]` belong to stream `refs[i]`; `counts[i]` is the number of tokens they stand for.
+    `ends` holds the terminal records of streams that ended; a stream's last text comes in the same message
+    as its end or earlier.
+    """
+
+    refs: list[int]
+    texts: list[str]
+    ids: list[bytes]
+    counts: list[int]
+    ends: list[End] = []
+
+
+class Tokenized(Struct, frozen=True, array_like=True, tag=26):
+    """Answer to `Tokenize`."""
+
+    ref: int
+    ids: bytes
+
+
+class Detokenized(Struct, frozen=True, array_like=True, tag=27):
+    """Answer to `Detokenize`."""
+
+    ref: int
+    text: str
+
+
+class Models(Struct, frozen=True, array_like=True, tag=28):
+    """Answer to `ListModels`."""
+
+    ref: int
+    models: list[ModelCard]
+
+
+class RequestFailed(Struct, frozen=True, array_like=True, tag=29):
+    """Answer to a `Tokenize`, `Detokenize` or `ListModels` that could not be carried out, and to a message
+    that could not be decoded (`ref` -1)."""
+
+    ref: int
+    code: str
+    message: str
+    param: str = ""
+
+
+# -- streamer <-> tokenizer --------------------------------------------------------------------------
+
+
+class Encode(Struct, frozen=True, array_like=True, tag=40):
+    """Text or chat messages to ids. `job` is the streamer's number for it."""
+
+    epoch: int
+    job: int
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    template_kwargs: dict[str, Any] = {}
+
+
+class Encoded(Struct, frozen=True, array_like=True, tag=41):
+    """Result of `Encode`. A non-empty `code` (see `protocol.errors`) means it failed."""
+
+    epoch: int
+    job: int
+    ids: bytes = b""
+    code: str = ""
+    message: str = ""
+    param: str = ""
+
+
+class Decode(Struct, frozen=True, array_like=True, tag=42):
+    """Ids to text, special tokens kept."""
+
+    epoch: int
+    job: int
+    ids: bytes
+
+
+class Decoded(Struct, frozen=True, array_like=True, tag=43):
+    """Result of `Decode`."""
+
+    epoch: int
+    job: int
+    text: str = ""
+    code: str = ""
+    message: str = ""
+
+
+# -- streamer <-> engine -----------------------------------------------------------------------------
+
+
+class Attach(Struct, frozen=True, array_like=True, tag=60):
+    """A streamer incarnation takes over the engine; rows of an earlier one are dropped."""
+
+    epoch: int
+    streamer: int
+
+
+class Submit(Struct, frozen=True, array_like=True, tag=61):
+    """One request for the engine, or the rest of one that an earlier engine had begun.
+
+    `ids` is the prompt (`prompt_tokens` of them) followed by the tokens generated so far; the next token is
+    number `len(ids) - prompt_tokens` of its (seed, choice) sequence. `budget` is how many tokens may still
+    be generated. `temperature` and `top_p` are resolved values, never absent.
+    """
+
+    epoch: int
+    streamer: int
+    rid: int
+    ids: bytes
+    prompt_tokens: int
+    budget: int
+    temperature: float
+    top_p: float
+    seed: int
+    choice: int = 0
+    ignore_eos: bool = False
+
+
+class Abort(Struct, frozen=True, array_like=True, tag=62):
+    """Drop these rows. Idempotent; rows that are gone are normal. No answer is sent."""
+
+    epoch: int
+    streamer: int
+    rids: list[int]
+
+
+class EngineStats(Struct, frozen=True, array_like=True):
+    """The engine's load after a step. `step` counts completed turns that ran the model."""
+
+    step: int = 0
+    running: int = 0
+    prefilling: int = 0
+    waiting: int = 0
+    memory: int = 0
+
+
+class Step(Struct, frozen=True, array_like=True, tag=63):
+    """What one step of the engine brought for all rows, in columns.
+
+    `tokens` (uint32-LE) holds one token per entry of `rids`. `admitted` names rows whose prefill began.
+    `ended[i]` ended with `reasons[i]` (stop, length, or an error code of `protocol.errors`) and, for errors,
+    `errors[i]`. The end-of-sequence token itself is among the tokens of a row that ended with stop.
+    """
+
+    epoch: int
+    streamer: int
+    rids: list[int]
+    tokens: bytes
+    admitted: list[int] = []
+    ended: list[int] = []
+    reasons: list[str] = []
+    errors: list[str] = []
+    stats: EngineStats = field(default_factory=EngineStats)
+
+
+# -- supervisor <-> actors ---------------------------------------------------------------------------
+
+
+class Ready(Struct, frozen=True, array_like=True, tag=80):
+    """An actor can serve. `endpoint` is where it listens ("" for one that doesn't)."""
+
+    role: str
+    index: int
+    epoch: int
+    pid: int
+    endpoint: str = ""
+    card: ModelCard | None = None
+
+
+class StartFailed(Struct, frozen=True, array_like=True, tag=81):
+    """An actor can't start; `message` is what the user should read."""
+
+    role: str
+    index: int
+    epoch: int
+    message: str
+
+
+class Alive(Struct, frozen=True, array_like=True, tag=82):
+    """Answer of an actor's main loop to `Probe`. `streams` counts open streams (streamer, HTTP worker)."""
+
+    role: str
+    index: int
+    epoch: int
+    seq: int
+    streams: int = 0
+    stats: EngineStats | None = None
+
+
+class Probe(Struct, frozen=True, array_like=True, tag=83):
+    """Asks an actor's main loop whether it lives."""
+
+    seq: int
+
+
+class ActorState(Struct, frozen=True, array_like=True):
+    """One actor as the supervisor sees it. `state` is starting, ready, stopping or dead."""
+
+    name: str
+    role: str
+    index: int
+    pid: int
+    state: str
+    epoch: int
+    endpoint: str = ""
+
+
+class SystemState(Struct, frozen=True, array_like=True, tag=84):
+    """The system as the supervisor sees it, sent to every actor on each change and to HTTP workers on each
+    heartbeat. `status` is loading, ok, degraded, draining or failed; `message` says why it failed."""
+
+    status: str
+    model: str
+    actors: list[ActorState]
+    engine: EngineStats = field(default_factory=EngineStats)
+    card: ModelCard | None = None
+    message: str = ""
+
+
+class Drain(Struct, frozen=True, array_like=True, tag=85):
+    """Refuse new work, finish what runs. `seconds` is how long it may take at most."""
+
+    seconds: float
+
+
+class Stop(Struct, frozen=True, array_like=True, tag=86):
+    """End now: tell every open stream (`code`, `message`), then exit."""
+
+    code: str
+    message: str
+
+
+ClientMessage = Hello | Ping | Generate | Cancel | Credit | Tokenize | Detokenize | ListModels
+ServerMessage = (
+    Welcome | Refused | Pong | Accepted | Deltas | Tokenized | Detokenized | Models | RequestFailed
+)
+TokenizerJob = Encode | Decode
+TokenizerResult = Encoded | Decoded
+EngineCommand = Attach | Submit | Abort
+ActorReport = Ready | StartFailed | Alive
+SupervisorOrder = Probe | SystemState | Drain | Stop

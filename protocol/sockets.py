@@ -1,0 +1,41 @@
+"""Socket set-up: the one place that sets ZeroMQ options.
+
+High-water marks sit far above what admission control lets in, so that reaching one is a fault and never a
+normal wait; sends are non-blocking everywhere.
+"""
+
+import zmq
+
+CLIENT_HWM = 100_000
+MAX_MESSAGE = 64 << 20  # bytes; a larger frame ends the connection that sent it
+
+
+def _prepare(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    socket.linger = 0
+    socket.sndhwm = CLIENT_HWM
+    socket.rcvhwm = CLIENT_HWM
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+    return socket
+
+
+def bind_router(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> "zmq.Socket[bytes]":
+    """A ROUTER that raises for unknown peers instead of dropping silently.
+
+    Raises zmq.ZMQError when the endpoint can't be bound.
+    """
+    socket = _prepare(context.socket(zmq.ROUTER))
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.BACKLOG, 1024)
+    socket.bind(endpoint)
+    return socket
+
+
+def connect_dealer(
+    context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, identity: bytes | None = None
+) -> "zmq.Socket[bytes]":
+    """A DEALER connected to one peer. Without an identity the peer gives it a random one."""
+    socket = _prepare(context.socket(zmq.DEALER))
+    if identity is not None:
+        socket.identity = identity
+    socket.connect(endpoint)
+    return socket
