@@ -23,9 +23,7 @@ class ControlChannel:
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", run_dir: Path, role: str, index: int, epoch: int
     ) -> None:
-        self.socket = connect_dealer(
-            context, ipc_endpoint(run_dir, "control"), f"{role}-{index}-{epoch}".encode()
-        )
+        self.socket = connect_dealer(context, ipc_endpoint(run_dir, "control"), f"{role}-{index}-{epoch}".encode())
 
     def report(self, message: ActorReport) -> None:
         """Send without waiting; a full or broken channel is ignored, the supervisor notices by itself."""

@@ -108,9 +108,7 @@ def find_server(name: str | None = None) -> ServerRecord:
     if len(servers) == 1:
         return servers[0]
     if not servers:
-        raise ServerNotFound(
-            "server_not_found", "no server is running; start one with `callboard serve MODEL`"
-        )
+        raise ServerNotFound("server_not_found", "no server is running; start one with `callboard serve MODEL`")
     raise ServerNotFound("server_not_found", f"several servers run, name one of them: {names}")
 
 

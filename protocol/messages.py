@@ -116,7 +116,7 @@ class Credit(Struct, frozen=True, array_like=True, tag=5):
 
 
 class Tokenize(Struct, frozen=True, array_like=True, tag=6):
-    """Turn `text` or `messages` into ids without generating. Answered by `Tokenized` or `RequestFailed`."""
+    """Turn `text` or `messages` into ids without generating. Answered by `Tokenized` or `CallFailed`."""
 
     ref: int
     text: str | None = None
@@ -125,7 +125,7 @@ class Tokenize(Struct, frozen=True, array_like=True, tag=6):
 
 
 class Detokenize(Struct, frozen=True, array_like=True, tag=7):
-    """Turn ids into text. Answered by `Detokenized` or `RequestFailed`."""
+    """Turn ids into text. Answered by `Detokenized` or `CallFailed`."""
 
     ref: int
     ids: bytes
@@ -227,7 +227,7 @@ class Models(Struct, frozen=True, array_like=True, tag=28):
     models: list[ModelCard]
 
 
-class RequestFailed(Struct, frozen=True, array_like=True, tag=29):
+class CallFailed(Struct, frozen=True, array_like=True, tag=29):
     """Answer to a `Tokenize`, `Detokenize` or `ListModels` that could not be carried out, and to a message
     that could not be decoded (`ref` -1)."""
 
@@ -426,9 +426,7 @@ class Stop(Struct, frozen=True, array_like=True, tag=86):
 
 
 ClientMessage = Hello | Ping | Generate | Cancel | Credit | Tokenize | Detokenize | ListModels
-ServerMessage = (
-    Welcome | Refused | Pong | Accepted | Deltas | Tokenized | Detokenized | Models | RequestFailed
-)
+ServerMessage = Welcome | Refused | Pong | Accepted | Deltas | Tokenized | Detokenized | Models | CallFailed
 TokenizerJob = Encode | Decode
 TokenizerResult = Encoded | Decoded
 EngineCommand = Attach | Submit | Abort

@@ -1,1 +1,1 @@
-""""""
+"""The Python client: `Client` (blocking) and `AsyncClient` (asyncio)."""

@@ -1,0 +1,251 @@
+"""`AsyncClient`: the client for asyncio programs, the HTTP workers among them.
+
+All state belongs to the event loop's thread; the connection's thread hands each message over with one call.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+from protocol.client.connection import Connection
+from protocol.client.requests import Delta, Messages, build_generate, error_of, split_deltas
+from protocol.endpoints import find_endpoint
+from protocol.errors import CallboardError, RequestRejected
+from protocol.ids import pack_ids, unpack_ids
+from protocol.messages import (
+    Accepted,
+    CallFailed,
+    Cancel,
+    Credit,
+    Deltas,
+    Detokenize,
+    Detokenized,
+    End,
+    ListModels,
+    ModelCard,
+    Models,
+    ServerMessage,
+    Tokenize,
+    Tokenized,
+)
+
+
+class AsyncStream:
+    """One stream of an `AsyncClient`: `async for delta in stream`; afterwards `end` says how it went.
+
+    Taking the next delta tells the server that the one before was used, so the consumer's pace bounds what is
+    buffered. Raises RequestRejected or RequestFailed from the iteration when the stream did not finish.
+    """
+
+    def __init__(self, client: "AsyncClient", ref: int) -> None:
+        self.ref = ref
+        self.prompt_tokens: int | None = None
+        self.end: End | None = None
+        self._client = client
+        self._items: deque[Delta | End | CallboardError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._unacknowledged = False
+        self._done = False
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._unacknowledged:
+            self._unacknowledged = False
+            self._client._grant(self.ref)
+        if self._done:
+            raise StopAsyncIteration
+        while not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        item = self._items.popleft()
+        if isinstance(item, Delta):
+            self._unacknowledged = True
+            return item
+        self._done = True
+        if isinstance(item, CallboardError):
+            raise item
+        self.end = item
+        error = error_of(item)
+        if error is not None:
+            raise error
+        raise StopAsyncIteration
+
+    async def text(self) -> str:
+        """Read to the end and return all text."""
+        return "".join([delta.text async for delta in self])
+
+    def cancel(self) -> None:
+        """Ask the server to end the stream; the iteration then ends. Idempotent."""
+        if not self._done:
+            self._client._cancel(self.ref)
+
+    def _deliver(self, item: Delta | End | CallboardError) -> None:
+        self._items.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class AsyncClient:
+    """Talks to a running server over ZeroMQ, from one event loop.
+
+    Make it with `await AsyncClient.connect(…)`, or use `async with AsyncClient(…) as client`. Arguments are those
+    of `Client`; `name_in_logs` is how the server's logs call this client.
+    """
+
+    def __init__(self, name: str | None = None, *, endpoint: str | None = None, name_in_logs: str = "") -> None:
+        self._name = name
+        self._endpoint = endpoint
+        self._name_in_logs = name_in_logs
+        self._streams: dict[int, AsyncStream] = {}
+        self._calls: dict[int, asyncio.Future[ServerMessage]] = {}
+        self._refs = itertools.count(1)
+        self._credits: dict[int, int] = {}
+        self.on_lost: Callable[[CallboardError], None] | None = None
+
+    @classmethod
+    async def connect(
+        cls, name: str | None = None, *, endpoint: str | None = None, name_in_logs: str = ""
+    ) -> "AsyncClient":
+        """Make a client and connect it. Raises ServerNotFound."""
+        client = cls(name, endpoint=endpoint, name_in_logs=name_in_logs)
+        await client.open()
+        return client
+
+    async def open(self) -> None:
+        """Connect. Raises ServerNotFound when there is no such server, or it doesn't answer."""
+        self._loop = asyncio.get_running_loop()
+        self._connection = await self._loop.run_in_executor(None, self._connect)
+
+    def _connect(self) -> Connection:
+        def hand_over(message: ServerMessage) -> None:
+            self._call_soon(self._on_message, message)
+
+        def lost(error: CallboardError) -> None:
+            self._call_soon(self._on_lost, error)
+
+        endpoint = find_endpoint(self._name, self._endpoint)
+        return Connection(endpoint, hand_over, lost, name=self._name_in_logs)
+
+    def _call_soon(self, callback: Callable[[Any], None], argument: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, argument)
+        except RuntimeError:
+            pass  # the loop has ended, and nobody waits any more
+
+    async def __aenter__(self) -> "AsyncClient":
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        messages: Messages | None = None,
+        ids: Iterable[int] | None = None,
+        **options: Any,
+    ) -> AsyncStream:
+        """Start a stream from a text, chat messages or token ids; options and errors as in `Client.generate`."""
+        ref = next(self._refs)
+        request = build_generate(ref, prompt=prompt, messages=messages, ids=ids, options=options)
+        self._connection.send(request)
+        stream = self._streams[ref] = AsyncStream(self, ref)
+        return stream
+
+    async def tokenize(
+        self, text: str | None = None, *, messages: Messages | None = None, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of a text, or of chat messages under the model's template. Raises RequestRejected."""
+        if (text is None) == (messages is None):
+            raise TypeError("give exactly one of text and messages=")
+        answer = await self._call(Tokenize(next(self._refs), text, messages, add_special_tokens))
+        assert isinstance(answer, Tokenized)
+        return unpack_ids(answer.ids)
+
+    async def detokenize(self, ids: Iterable[int]) -> str:
+        """Text of token ids, special tokens included. Raises RequestRejected."""
+        answer = await self._call(Detokenize(next(self._refs), pack_ids(ids)))
+        assert isinstance(answer, Detokenized)
+        return answer.text
+
+    async def models(self) -> list[ModelCard]:
+        """The models this server serves."""
+        answer = await self._call(ListModels(next(self._refs)))
+        assert isinstance(answer, Models)
+        return answer.models
+
+    def cancel(self, stream: AsyncStream) -> None:
+        """Ask the server to end `stream`. Idempotent."""
+        stream.cancel()
+
+    async def close(self) -> None:
+        """Cancel what is open and disconnect. Idempotent."""
+        for ref in list(self._streams):
+            self._cancel(ref)
+        await self._loop.run_in_executor(None, self._connection.close)
+
+    def fail_open_streams(self, error: CallboardError) -> None:
+        """End every open stream and call with `error`, for a program that knows better that the server is gone."""
+        self._on_lost(error)
+
+    async def _call(self, message: Tokenize | Detokenize | ListModels) -> ServerMessage:
+        future: asyncio.Future[ServerMessage] = self._loop.create_future()
+        self._calls[message.ref] = future
+        try:
+            self._connection.send(message)
+            answer = await future
+        finally:
+            self._calls.pop(message.ref, None)
+        if isinstance(answer, CallFailed):
+            raise RequestRejected(answer.code, answer.message, param=answer.param)
+        return answer
+
+    def _grant(self, ref: int) -> None:
+        # Gathered over one turn of the loop: a step brings a delta for every stream.
+        if not self._credits:
+            self._loop.call_soon(self._send_credits)
+        self._credits[ref] = self._credits.get(ref, 0) + 1
+
+    def _send_credits(self) -> None:
+        credits, self._credits = self._credits, {}
+        if self._connection.lost is None:
+            self._connection.send(Credit(list(credits), list(credits.values())))
+
+    def _cancel(self, ref: int) -> None:
+        if self._connection.lost is None:
+            self._connection.send(Cancel(ref))
+
+    def _on_message(self, message: ServerMessage) -> None:
+        match message:
+            case Deltas():
+                for ref, item in split_deltas(message):
+                    stream = self._streams.get(ref)
+                    if stream is not None:
+                        stream._deliver(item)
+                        if isinstance(item, End):
+                            del self._streams[ref]
+            case Accepted(ref=ref, prompt_tokens=prompt_tokens):
+                if ref in self._streams:
+                    self._streams[ref].prompt_tokens = prompt_tokens
+            case Tokenized(ref=ref) | Detokenized(ref=ref) | Models(ref=ref) | CallFailed(ref=ref):
+                future = self._calls.get(ref)
+                if future is not None and not future.done():
+                    future.set_result(message)
+
+    def _on_lost(self, error: CallboardError) -> None:
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream._deliver(error)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(error)
+        if self.on_lost is not None:
+            self.on_lost(error)

@@ -1,0 +1,209 @@
+"""One connection to a server: a DEALER socket on a thread of its own.
+
+The thread sends what the program queued, hands every message that arrives to `on_message`, pings each second and
+notices a server that is gone. So a program that is busy, or reads slowly, is never taken for dead. `Client` and
+`AsyncClient` are built on it.
+"""
+
+import os
+import socket as stdlib_socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from protocol.codec import CodecError, encode, server_codec
+from protocol.errors import (
+    PROTOCOL_MISMATCH,
+    SERVER_LOST,
+    CallboardError,
+    ServerLost,
+    ServerNotFound,
+)
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    Hello,
+    Ping,
+    Pong,
+    Refused,
+    ServerMessage,
+    Welcome,
+)
+from protocol.sockets import connect_dealer
+
+PING_INTERVAL = 1.0  # seconds
+SILENCE_LIMIT = 3.0  # seconds without a word from the server until it counts as lost
+
+
+class Connection:
+    """Owns the socket and the thread. Thread-safe: `send` and `close` may be called from anywhere.
+
+    `on_message` and `on_lost` are called on the connection's thread and must not block. `on_lost` is called at
+    most once; afterwards the connection is of no use.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        on_message: Callable[[ServerMessage], None],
+        on_lost: Callable[[CallboardError], None],
+        *,
+        name: str = "",
+        connect_timeout: float = 5.0,
+    ) -> None:
+        self.endpoint = endpoint
+        self.lost: CallboardError | None = None
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._name = name or f"pid {os.getpid()}"
+        self._outbox: deque[bytes] = deque()
+        self._wake_out, self._wake_in = stdlib_socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._closing = False
+        self._welcome: Welcome | None = None
+        self._welcomed = threading.Event()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._thread = threading.Thread(target=self._run, name="callboard-client", daemon=True)
+        self._thread.start()
+        if not self._welcomed.wait(connect_timeout):
+            self.close()
+            raise ServerNotFound(
+                "server_not_found", f"no server answered at {endpoint} within {connect_timeout:g} s"
+            )
+        if self.lost is not None:
+            self.close()
+            raise self.lost
+
+    @property
+    def welcome(self) -> Welcome:
+        """The server's answer to our hello."""
+        assert self._welcome is not None
+        return self._welcome
+
+    def send(self, message: ClientMessage) -> None:
+        """Queue a message for the server.
+
+        Raises CodecError when it has no wire form and ServerLost when the connection is lost.
+        """
+        frame = encode(message)
+        if self.lost is not None:
+            raise self.lost
+        if self._closing:
+            raise ServerLost(SERVER_LOST, "the client is closed")
+        self._outbox.append(frame)
+        self._wake()
+
+    def close(self) -> None:
+        """Send what is queued, then end the thread. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+
+    def _wake(self) -> None:
+        try:
+            self._wake_in.send(b"\0")
+        except (BlockingIOError, OSError):
+            pass  # the pipe is full, so the thread is awake anyway, or it has ended
+
+    # All below runs on the connection's thread.
+
+    def _run(self) -> None:
+        dealer = connect_dealer(self._context, self.endpoint)
+        try:
+            self._serve(dealer)
+        except zmq.ZMQError as error:
+            self._lose(ServerLost(SERVER_LOST, f"the connection to {self.endpoint} failed: {error}"))
+        finally:
+            dealer.close(linger=500)
+            self._context.term()
+            self._wake_out.close()
+            self._wake_in.close()
+
+    def _serve(self, dealer: "zmq.Socket[bytes]") -> None:
+        poller = zmq.Poller()
+        poller.register(dealer, zmq.POLLIN)
+        poller.register(self._wake_out.fileno(), zmq.POLLIN)
+        dealer.send(encode(Hello(PROTOCOL_VERSION, self._name)), zmq.NOBLOCK)
+        heard = time.monotonic()
+        next_ping = heard + PING_INTERVAL
+        seq = 0
+        while self.lost is None:
+            now = time.monotonic()
+            if poller.poll(max(0, int((next_ping - now) * 1000))):
+                self._drain_wakeups()
+            if self._receive(dealer):
+                heard = time.monotonic()
+            self._send_queued(dealer)
+            if self._closing:
+                return
+            now = time.monotonic()
+            if now >= next_ping:
+                # A late turn means this process slept, not the server: ask before judging.
+                slept = now - next_ping > PING_INTERVAL
+                if self._welcome is not None and now - heard > SILENCE_LIMIT and not slept:
+                    self._lose(ServerLost(SERVER_LOST, f"the server was silent for {SILENCE_LIMIT:g} s"))
+                    return
+                if slept:
+                    heard = now
+                seq += 1
+                dealer.send(encode(Ping(seq)), zmq.NOBLOCK)
+                next_ping = now + PING_INTERVAL
+
+    def _drain_wakeups(self) -> None:
+        try:
+            while self._wake_out.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _send_queued(self, dealer: "zmq.Socket[bytes]") -> None:
+        while self._outbox:
+            try:
+                dealer.send(self._outbox[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return  # the server does not read; its silence decides
+            self._outbox.popleft()
+
+    def _receive(self, dealer: "zmq.Socket[bytes]") -> bool:
+        received = False
+        while self.lost is None:
+            try:
+                frame = dealer.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            received = True
+            try:
+                message = server_codec.decode(frame)
+            except CodecError:
+                continue  # of a later version
+            self._handle(message)
+        return received
+
+    def _handle(self, message: ServerMessage) -> None:
+        match message:
+            case Welcome():
+                if self._welcome is not None and message.incarnation != self._welcome.incarnation:
+                    self._lose(ServerLost(SERVER_LOST, "the server was replaced"))
+                    return
+                self._welcome = message
+                self._welcomed.set()
+            case Refused(message=text):
+                self._lose(CallboardError(PROTOCOL_MISMATCH, text))
+            case Pong(incarnation=incarnation):
+                if self._welcome is not None and incarnation != self._welcome.incarnation:
+                    self._lose(ServerLost(SERVER_LOST, "the server was replaced"))
+            case _:
+                self._on_message(message)
+
+    def _lose(self, error: CallboardError) -> None:
+        if self.lost is None:
+            self.lost = error
+            self._welcomed.set()
+            self._on_lost(error)

@@ -1,0 +1,211 @@
+"""`Client`: the blocking client. Thread-safe: streams may be read on different threads, each by one."""
+
+import itertools
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from protocol.client.connection import Connection
+from protocol.client.requests import Delta, Messages, build_generate, error_of, split_deltas
+from protocol.endpoints import find_endpoint
+from protocol.errors import CallboardError, RequestRejected
+from protocol.ids import pack_ids, unpack_ids
+from protocol.messages import (
+    Accepted,
+    CallFailed,
+    Cancel,
+    Credit,
+    Deltas,
+    Detokenize,
+    Detokenized,
+    End,
+    ListModels,
+    ModelCard,
+    Models,
+    ServerMessage,
+    Tokenize,
+    Tokenized,
+)
+
+
+class Stream:
+    """One stream of a `Client`: iterate over it to get `Delta`s; afterwards `end` says how it went.
+
+    Raises RequestRejected or RequestFailed from the iteration when the stream did not finish.
+    """
+
+    def __init__(self, client: "Client", ref: int, credit_every: int) -> None:
+        self.ref = ref
+        self.prompt_tokens: int | None = None
+        self.end: End | None = None
+        self._client = client
+        self._queue: queue.SimpleQueue[Delta | End | CallboardError] = queue.SimpleQueue()
+        self._credit_every = credit_every
+        self._taken = 0
+        self._done = False
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        if self._done:
+            raise StopIteration
+        if self._taken >= self._credit_every:
+            self._client._grant(self.ref, self._taken)
+            self._taken = 0
+        item = self._queue.get()
+        if isinstance(item, Delta):
+            self._taken += 1
+            return item
+        self._done = True
+        if isinstance(item, CallboardError):
+            raise item
+        self.end = item
+        error = error_of(item)
+        if error is not None:
+            raise error
+        raise StopIteration
+
+    def text(self) -> str:
+        """Read to the end and return all text."""
+        return "".join(delta.text for delta in self)
+
+    def cancel(self) -> None:
+        """Ask the server to end the stream; the iteration then ends. Idempotent."""
+        if not self._done:
+            self._client._cancel(self.ref)
+
+
+class Client:
+    """Talks to a running server over ZeroMQ.
+
+    Without arguments it takes `$CALLBOARD_ENDPOINT` or the only running server; `name` picks one of several.
+    Raises ServerNotFound when there is none.
+    """
+
+    def __init__(self, name: str | None = None, *, endpoint: str | None = None) -> None:
+        self._lock = threading.Lock()
+        self._streams: dict[int, Stream] = {}
+        self._calls: dict[int, queue.SimpleQueue[ServerMessage | CallboardError]] = {}
+        self._refs = itertools.count(1)
+        self._connection = Connection(find_endpoint(name, endpoint), self._on_message, self._on_lost)
+        self._credit_every = max(1, self._connection.welcome.window // 4)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        messages: Messages | None = None,
+        ids: Iterable[int] | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Start a stream from a text, chat messages or token ids.
+
+        Options: temperature, top_p, seed, max_tokens, ignore_eos, stop (a string or several), timeout in seconds,
+        return_ids, return_text, add_special_tokens, label, model, template_kwargs.
+        Raises TypeError for other options, CodecError for values that can't be sent, ServerLost.
+        """
+        ref = next(self._refs)
+        request = build_generate(ref, prompt=prompt, messages=messages, ids=ids, options=options)
+        stream = Stream(self, ref, self._credit_every)
+        with self._lock:
+            self._streams[ref] = stream
+        try:
+            self._connection.send(request)
+        except Exception:
+            with self._lock:
+                self._streams.pop(ref, None)
+            raise
+        return stream
+
+    def tokenize(
+        self, text: str | None = None, *, messages: Messages | None = None, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of a text, or of chat messages under the model's template. Raises RequestRejected."""
+        if (text is None) == (messages is None):
+            raise TypeError("give exactly one of text and messages=")
+        ref = next(self._refs)
+        answer = self._call(Tokenize(ref, text, messages, add_special_tokens))
+        assert isinstance(answer, Tokenized)
+        return unpack_ids(answer.ids)
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """Text of token ids, special tokens included. Raises RequestRejected."""
+        answer = self._call(Detokenize(next(self._refs), pack_ids(ids)))
+        assert isinstance(answer, Detokenized)
+        return answer.text
+
+    def models(self) -> list[ModelCard]:
+        """The models this server serves."""
+        answer = self._call(ListModels(next(self._refs)))
+        assert isinstance(answer, Models)
+        return answer.models
+
+    def cancel(self, stream: Stream) -> None:
+        """Ask the server to end `stream`. Idempotent."""
+        stream.cancel()
+
+    def close(self) -> None:
+        """Cancel what is open and disconnect. Idempotent."""
+        with self._lock:
+            open_refs = list(self._streams)
+        for ref in open_refs:
+            self._cancel(ref)
+        self._connection.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, message: Tokenize | Detokenize | ListModels) -> ServerMessage:
+        answers: queue.SimpleQueue[ServerMessage | CallboardError] = queue.SimpleQueue()
+        with self._lock:
+            self._calls[message.ref] = answers
+        try:
+            self._connection.send(message)
+            answer = answers.get()
+        finally:
+            with self._lock:
+                self._calls.pop(message.ref, None)
+        if isinstance(answer, CallboardError):
+            raise answer
+        if isinstance(answer, CallFailed):
+            raise RequestRejected(answer.code, answer.message, param=answer.param)
+        return answer
+
+    def _grant(self, ref: int, count: int) -> None:
+        if self._connection.lost is None:
+            self._connection.send(Credit([ref], [count]))
+
+    def _cancel(self, ref: int) -> None:
+        if self._connection.lost is None:
+            self._connection.send(Cancel(ref))
+
+    # Called on the connection's thread.
+
+    def _on_message(self, message: ServerMessage) -> None:
+        with self._lock:
+            match message:
+                case Deltas():
+                    for ref, item in split_deltas(message):
+                        stream = self._streams.get(ref)
+                        if stream is not None:
+                            stream._queue.put(item)
+                            if isinstance(item, End):
+                                del self._streams[ref]
+                case Accepted(ref=ref, prompt_tokens=prompt_tokens):
+                    if ref in self._streams:
+                        self._streams[ref].prompt_tokens = prompt_tokens
+                case Tokenized(ref=ref) | Detokenized(ref=ref) | Models(ref=ref) | CallFailed(ref=ref):
+                    if ref in self._calls:
+                        self._calls[ref].put(message)
+
+    def _on_lost(self, error: CallboardError) -> None:
+        with self._lock:
+            for stream in self._streams.values():
+                stream._queue.put(error)
+            for answers in self._calls.values():
+                answers.put(error)
+            self._streams.clear()
