@@ -5,6 +5,7 @@ lets the subclass do a `turn` of its own work. The control channel is served by 
 probe proves that the loop turns. Subclasses override the `on_…` methods, `turn` and `wait_ms`.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -128,7 +129,8 @@ class Actor:
         log.info("ready", seconds=round(time.monotonic() - began, 2))
         try:
             while self.running:
-                for socket, _ in self.poller.poll(self.wait_ms()):
+                wait = self.wait_ms()
+                for socket, _ in self.poller.poll(None if wait is None else math.ceil(wait)):
                     handler = self._handlers.get(socket)
                     if handler is not None:
                         handler()

@@ -1,0 +1,83 @@
+"""`Child`: one process the supervisor started — its handle, its lifeline and its log.
+
+The child's stderr goes through a thread that passes it on and keeps the last lines, so that the end of a process
+that can't speak any more (a crash in native code) can still be explained.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+
+TAIL_LINES = 20
+
+
+class Child:
+    """A running child process."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()) -> None:
+        """Start `command` with `--lifeline FD` appended. Raises OSError."""
+        read_end, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--lifeline", str(read_end)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(read_end, *pass_fds),
+            )
+        except OSError:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(read_end)
+        self.pid = self._process.pid
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._pump = threading.Thread(target=self._pass_on_log, name=f"log of {self.pid}", daemon=True)
+        self._pump.start()
+
+    def _pass_on_log(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._tail.append(line.decode(errors="replace").rstrip())
+            try:
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+            except (OSError, ValueError):
+                continue  # nobody reads our log; the child must still be able to write
+
+    def exit_code(self) -> int | None:
+        """Exit code (negative: the signal that killed it), None while it runs."""
+        return self._process.poll()
+
+    def last_words(self) -> str:
+        """The last line it wrote to stderr that is no log line of ours."""
+        self._pump.join(timeout=0.2)
+        lines = [line for line in self._tail if line and not line.startswith("{")]
+        return lines[-1] if lines else ""
+
+    def kill(self) -> None:
+        """End it at once; it is reaped."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Give back the handles of a process that has ended."""
+        os.close(self._lifeline)
+        if self._process.stderr is not None:
+            self._pump.join(timeout=1.0)
+            self._process.stderr.close()
+
+
+def describe_exit(code: int) -> str:
+    """What an exit code means, for people."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (killed from outside, or by the system for lack of memory)" if name == "SIGKILL" else ""
+    return f"was ended by {name}{hint}"

@@ -1,0 +1,446 @@
+"""The streamer process: owns every stream, and is all that clients ever talk to.
+
+Takes requests from clients, has texts tokenized, hands ids to the engine, turns each step's tokens into text, and
+sends every connection one message per step. One thread; engine and tokenizers may be replaced beneath it.
+"""
+
+import secrets
+import time
+from functools import partial
+
+import structlog
+import zmq
+
+from actors.base import Actor, StartError
+from actors.model_files import read_model_files
+from actors.streamer.admission import Admission
+from actors.streamer.clients import ClientConnection, Clients
+from actors.streamer.detokenizer import DetokenizerFactory
+from actors.streamer.engine_link import EngineLink
+from actors.streamer.stream import MAX_UNREAD, WINDOW, Phase, Stream
+from actors.streamer.tokenizer_pool import Job, TokenizerPool
+from protocol import errors
+from protocol.codec import CodecError, client_codec
+from protocol.ids import unpack_ids
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    CallFailed,
+    Cancel,
+    ClientMessage,
+    Credit,
+    Decoded,
+    Detokenize,
+    Detokenized,
+    Drain,
+    Encoded,
+    Generate,
+    Hello,
+    ListModels,
+    ModelCard,
+    Models,
+    Ping,
+    Pong,
+    Refused,
+    Step,
+    Stop,
+    SystemState,
+    Tokenize,
+    Tokenized,
+    TokenizerResult,
+    Welcome,
+)
+from protocol.sampling import InvalidParam, check_params
+from protocol.sockets import bind_router
+
+log = structlog.get_logger()
+
+TICK = 0.25  # seconds between looks at deadlines and silent clients
+MESSAGES_PER_TURN = 1000  # from clients, so that a flood can't keep the engine's steps waiting
+MAX_WAITING_CALLS = 1024  # tokenize and detokenize calls that may wait
+
+
+class StreamerActor(Actor):
+    """See the module's text. Streams are kept by rid; clients know them by their own refs."""
+
+    def start(self) -> tuple[str, ModelCard | None]:
+        path = self.config.model_path
+        try:
+            self._files = read_model_files(path)
+            self._detokenizers = DetokenizerFactory.load(path, trust_remote_code=self.config.trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise StartError(f"the tokenizer of {path} can't be loaded: {error}") from error
+        self._streams: dict[int, Stream] = {}
+        self._rids = 0
+        self._incarnation = secrets.randbits(62)
+        self._card: ModelCard | None = None
+        self._draining = False
+        self._aborts: list[int] = []
+        self._admission = Admission(self.config.max_num_seqs, self.config.max_waiting)
+        self._tokenizers = TokenizerPool(self)
+        self._engine = EngineLink(self, self._on_step)
+        self._http_workers: set[str] = set()
+        self._malformed = 0
+        self._next_tick = time.monotonic() + TICK
+        endpoint = self.me.endpoint()
+        self._socket = bind_router(self.context, endpoint)
+        self._clients = Clients(self._socket)
+        self.add_socket(self._socket, self._serve_clients)
+        return endpoint, None
+
+    def close(self) -> None:
+        self.poller.unregister(self._socket)
+        self._socket.close(linger=500)
+
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    def wait_ms(self) -> float | None:
+        return max(0.0, (self._next_tick - time.monotonic()) * 1000)
+
+    def turn(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_tick:
+            if now - self._next_tick > 1.0:
+                self._clients.excuse(now - self._next_tick)
+            self._next_tick = now + TICK
+            self._look_at_the_clock(now)
+        self._flush()
+
+    # The supervisor.
+
+    def on_system(self, state: SystemState) -> None:
+        if state.card is not None:
+            self._card = state.card
+        self._tokenizers.follow(state.actors)
+        if self._engine.follow(state.actors):
+            self._end_all("failed", errors.ENGINE_LOST, "the engine process died; see the server's log")
+        workers = {f"http-{a.index}.{a.epoch}" for a in state.actors if a.role == "http" and a.state == "ready"}
+        for name in self._http_workers - workers:
+            for client in self._clients.named(name):
+                self._end_client(client, errors.CANCELLED, "the HTTP worker died")
+        self._http_workers = workers
+
+    def on_drain(self, order: Drain) -> None:
+        self._draining = True
+
+    def on_stop(self, order: Stop) -> None:
+        self._end_all("failed", order.code, order.message)
+
+    # Clients.
+
+    def _serve_clients(self) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) != 2:
+                self._malformed += 1
+                continue
+            identity, frame = frames
+            client = self._clients.get(identity)
+            if client is not None:
+                client.heard = time.monotonic()
+            try:
+                message = client_codec.decode(frame)
+            except CodecError as error:
+                self._malformed += 1
+                if client is not None:
+                    text = f"not a message of protocol version {PROTOCOL_VERSION}: {error}"
+                    self._clients.send(identity, CallFailed(-1, errors.INVALID_REQUEST, text))
+                continue
+            if isinstance(message, Hello):
+                self._greet(identity, message)
+            elif client is None:
+                self._clients.send(identity, Refused(PROTOCOL_VERSION, "say Hello first"))
+            else:
+                self._answer(client, message)
+
+    def _greet(self, identity: bytes, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            text = (
+                f"the client speaks protocol version {hello.version}, "
+                f"this server version {PROTOCOL_VERSION}; update the older one"
+            )
+            self._clients.send(identity, Refused(PROTOCOL_VERSION, text))
+            return
+        self._clients.add(identity, hello.name, time.monotonic())
+        self._clients.send(identity, Welcome(PROTOCOL_VERSION, self._incarnation, WINDOW, self._models()))
+
+    def _models(self) -> list[ModelCard]:
+        return [self._card] if self._card is not None else []
+
+    def _answer(self, client: ClientConnection, message: ClientMessage) -> None:
+        match message:
+            case Generate():
+                self._generate(client, message)
+            case Credit(refs=refs, counts=counts):
+                for ref, count in zip(refs, counts, strict=False):
+                    stream = self._streams.get(client.streams.get(ref, -1))
+                    if stream is not None:
+                        stream.credit(count)
+                        self._send_due(stream)
+            case Cancel(ref=ref):
+                stream = self._streams.get(client.streams.get(ref, -1))
+                if stream is not None:
+                    self._end(stream, "cancelled", code=errors.CANCELLED, message="cancelled by the client")
+            case Ping(seq=seq):
+                self._clients.send(client.identity, Pong(seq, self._incarnation))
+            case Tokenize() | Detokenize():
+                self._text_call(client, message)
+            case ListModels(ref=ref):
+                self._clients.send(client.identity, Models(ref, self._models()))
+
+    def _generate(self, client: ClientConnection, request: Generate) -> None:
+        now = time.monotonic()
+        self._rids += 1
+        seed = request.params.seed
+        timeout = self.config.timeout if request.timeout is None else min(request.timeout, self.config.timeout)
+        stream = Stream(
+            self._rids,
+            client.identity,
+            request,
+            temperature=self._default(request.params.temperature, self._files.temperature),
+            top_p=self._default(request.params.top_p, self._files.top_p),
+            seed=secrets.randbits(63) if seed is None else seed,
+            deadline=now + timeout,
+            now=now,
+        )
+        refusal = self._refusal(client, request)
+        if refusal is not None:
+            code, message, param = refusal
+            retry = self._admission.retry_after(now) if code in (errors.QUEUE_FULL, errors.LOADING) else 0.0
+            if code == errors.DRAINING:
+                retry = max(1.0, self.config.drain_timeout)
+            end = stream.end(now, "rejected", code=code, message=message, retry_after=retry, param=param)
+            self._clients.gather(client.identity, None, end)
+            return
+        self._streams[stream.rid] = stream
+        client.streams[stream.ref] = stream.rid
+        if request.ids is not None:
+            self._encoded(stream.rid, request, Encoded(0, 0, request.ids))
+            return
+        job = Job(
+            size=len(request.prompt or "") + sum(len(str(m.get("content"))) for m in request.messages or ()),
+            done=partial(self._encoded, stream.rid, request),
+            text=request.prompt,
+            messages=request.messages,
+            add_special_tokens=request.add_special_tokens,
+            template_kwargs=request.template_kwargs,
+        )
+        self._tokenizers.submit(job)
+
+    @staticmethod
+    def _default(value: float | None, of_model: float | None) -> float:
+        if value is not None:
+            return value
+        return 1.0 if of_model is None else of_model
+
+    def _refusal(self, client: ClientConnection, request: Generate) -> tuple[str, str, str] | None:
+        """Why a request can't be taken at all: code, message and the option at fault; None when it can."""
+        if request.ref in client.streams:
+            return (
+                errors.INVALID_REQUEST,
+                f"ref {request.ref} is in use by an open stream of this connection",
+                "ref",
+            )
+        if sum(given is not None for given in (request.prompt, request.messages, request.ids)) != 1:
+            return errors.INVALID_REQUEST, "give exactly one of prompt, messages and ids", "prompt"
+        if request.messages is not None and not request.messages:
+            return errors.INVALID_REQUEST, "messages must not be empty", "messages"
+        if not (request.return_text or request.return_ids):
+            return errors.INVALID_REQUEST, "return_text and return_ids must not both be false", "return_text"
+        if request.params.stop and not request.return_text:
+            return errors.INVALID_REQUEST, "stop strings need return_text", "stop"
+        try:
+            check_params(request.params)
+        except InvalidParam as error:
+            return errors.INVALID_REQUEST, str(error), error.param
+        if request.timeout is not None and not request.timeout > 0:
+            return errors.INVALID_REQUEST, f"timeout must be greater than 0, not {request.timeout}", "timeout"
+        if request.model not in ("", self.config.model_name):
+            text = f"the model {request.model!r} is not served here; use {self.config.model_name!r}"
+            return errors.MODEL_NOT_FOUND, text, "model"
+        if self._draining:
+            return errors.DRAINING, "the server is shutting down", ""
+        if not self._engine.ready or not self._tokenizers.ready:
+            return errors.LOADING, "the model is still loading", ""
+        if not self._admission.has_room(len(self._streams)):
+            return errors.QUEUE_FULL, f"{len(self._streams)} requests are running or waiting already", ""
+        return None
+
+    def _encoded(self, rid: int, request: Generate, result: TokenizerResult) -> None:
+        stream = self._streams.get(rid)
+        if stream is None:
+            return
+        assert isinstance(result, Encoded)
+        if result.code:
+            outcome = "rejected" if result.code == errors.INVALID_REQUEST else "failed"
+            self._end(stream, outcome, code=result.code, message=result.message, param=result.param)
+            return
+        param = "prompt" if request.messages is None else "messages"
+        count, odd = divmod(len(result.ids), 4)
+        context = self._context()
+        if odd or not count:
+            text = "the prompt is empty" if not odd else "ids must be uint32, four bytes each"
+            self._end(stream, "rejected", code=errors.INVALID_REQUEST, message=text, param=param)
+            return
+        if count >= context:
+            text = (
+                f"This model's maximum context length is {context} tokens, "
+                f"but the prompt has {count}; shorten it to at most {context - 1}."
+            )
+            self._end(stream, "rejected", code=errors.PROMPT_TOO_LONG, message=text, param=param)
+            return
+        if not self._engine.ready:
+            self._end(stream, "rejected", code=errors.LOADING, message="the model is loading", retry_after=1.0)
+            return
+        room = context - count
+        budget = room if request.params.max_tokens is None else min(room, request.params.max_tokens)
+        detokenizer = self._detokenizers.stream(unpack_ids(result.ids)) if request.return_text else None
+        stream.encoded(result.ids, budget, detokenizer, time.monotonic())
+        self._clients.send(stream.client, Accepted(stream.ref, rid, count))
+        self._engine.submit(stream.submit(self._engine.epoch, self.me.epoch))
+
+    def _context(self) -> int:
+        return self._card.context if self._card is not None else self._files.context
+
+    def _text_call(self, client: ClientConnection, call: Tokenize | Detokenize) -> None:
+        identity, ref = client.identity, call.ref
+        if self._tokenizers.waiting >= MAX_WAITING_CALLS or not self._tokenizers.ready:
+            code = errors.QUEUE_FULL if self._tokenizers.ready else errors.LOADING
+            self._clients.send(identity, CallFailed(ref, code, "no tokenizer is free; try again later"))
+            return
+
+        def done(result: TokenizerResult) -> None:
+            if result.code:
+                param = result.param if isinstance(result, Encoded) else "ids"
+                self._clients.send(identity, CallFailed(ref, result.code, result.message, param))
+            elif isinstance(result, Decoded):
+                self._clients.send(identity, Detokenized(ref, result.text))
+            else:
+                self._clients.send(identity, Tokenized(ref, result.ids))
+
+        if isinstance(call, Detokenize):
+            self._tokenizers.submit(Job(len(call.ids), done, ids=call.ids))
+        elif (call.text is None) == (call.messages is None):
+            text = "give exactly one of text and messages"
+            self._clients.send(identity, CallFailed(ref, errors.INVALID_REQUEST, text, "text"))
+        else:
+            size = len(call.text) if call.text is not None else sum(len(str(m)) for m in call.messages or ())
+            special = call.add_special_tokens
+            self._tokenizers.submit(
+                Job(size, done, text=call.text, messages=call.messages, add_special_tokens=special)
+            )
+
+    # The engine.
+
+    def _on_step(self, step: Step) -> None:
+        now = time.monotonic()
+        for rid in step.admitted:
+            stream = self._streams.get(rid)
+            if stream is not None:
+                stream.admitted(now)
+        reasons = dict(zip(step.ended, step.reasons, strict=True))
+        for rid, token in zip(step.rids, unpack_ids(step.tokens), strict=True):
+            stream = self._streams.get(rid)
+            if stream is None:
+                continue
+            if reasons.get(rid) != "stop":
+                stream.push(token, now)
+                if stream.stopped:
+                    self._aborts.append(rid)
+                    self._end(stream, "finished", "stop")
+                elif rid not in reasons:
+                    self._send_due(stream)
+        texts = dict(zip(step.ended, step.errors, strict=False))
+        for rid, reason in reasons.items():
+            stream = self._streams.get(rid)
+            if stream is None:
+                continue
+            if reason in ("stop", "length"):
+                stream.finish_text()
+                self._end(stream, "finished", "stop" if stream.stopped else reason)
+            else:
+                outcome = "rejected" if reason == errors.INVALID_REQUEST else "failed"
+                self._end(stream, outcome, code=reason, message=texts.get(rid, ""))
+
+    # Streams.
+
+    def _send_due(self, stream: Stream) -> None:
+        if stream.due(self.config.stream_interval):
+            text, ids, count = stream.take()
+            self._clients.gather(stream.client, (stream.ref, text, ids, count), None)
+        elif stream.unread > MAX_UNREAD:
+            text = f"more than {MAX_UNREAD} bytes were waiting for the client to read them"
+            self._end(stream, "failed", code=errors.SLOW_CONSUMER, message=text)
+
+    def _end(
+        self,
+        stream: Stream,
+        outcome: str,
+        reason: str = "",
+        code: str = "",
+        message: str = "",
+        retry_after: float = 0.0,
+        param: str = "",
+    ) -> None:
+        """End a stream, once: tell the engine when it may still work on it, and the client in any case."""
+        now = time.monotonic()
+        if outcome != "finished" and stream.phase is not Phase.TOKENIZING:
+            self._aborts.append(stream.rid)
+        del self._streams[stream.rid]
+        self._admission.ended(now)
+        delta = (stream.ref, *stream.take()) if stream.has_rest else None
+        end = stream.end(now, outcome, reason, code, message, retry_after, param)
+        client = self._clients.get(stream.client)
+        if client is None:
+            return
+        client.streams.pop(stream.ref, None)
+        self._clients.gather(stream.client, delta, end)
+        if not client.name.startswith("http-"):
+            log.info(
+                "request",
+                client=client.name,
+                label=stream.label,
+                outcome=outcome,
+                reason=reason or code,
+                prompt_tokens=end.usage.prompt_tokens,
+                tokens=end.usage.completion_tokens,
+                cached=end.usage.cached_tokens,
+                queue=end.timing.queue,
+                prefill=end.timing.prefill,
+                ttft=end.timing.ttft,
+                total=end.timing.total,
+            )
+
+    def _end_client(self, client: ClientConnection, code: str, message: str) -> None:
+        for rid in list(client.streams.values()):
+            stream = self._streams.get(rid)
+            if stream is not None:
+                self._end(stream, "cancelled", code=code, message=message)
+
+    def _end_all(self, outcome: str, code: str, message: str) -> None:
+        for stream in list(self._streams.values()):
+            self._end(stream, outcome, code=code, message=message)
+        self._flush()
+
+    def _look_at_the_clock(self, now: float) -> None:
+        for client in self._clients.silent(now):
+            log.warning("client silent", client=client.name, streams=len(client.streams))
+            self._end_client(client, errors.CANCELLED, "the client was silent for 3 s")
+        for stream in [stream for stream in self._streams.values() if now > stream.deadline]:
+            self._end(stream, "failed", code=errors.TIMEOUT, message="the request ran over its time limit")
+
+    def _flush(self) -> None:
+        while True:
+            gone = self._clients.flush()
+            for client in gone:
+                self._end_client(client, errors.CANCELLED, "the client is gone")
+                self._clients.forget(client)
+            if not gone:
+                break
+        if self._aborts:
+            aborts, self._aborts = self._aborts, []
+            self._engine.abort(aborts)

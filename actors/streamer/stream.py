@@ -1,0 +1,198 @@
+"""`Stream`: everything the system knows of one request, and the rules of its life, without any socket.
+
+Owned by the streamer's one thread. The actor feeds it (`encoded`, `admitted`, `push`, `credit`) and asks it for
+what is to be sent (`take`) and for its end (`end`). An engine or tokenizer can be replaced at any point, as all
+that is needed to go on stands here.
+
+    tokenizing -> waiting -> prefilling -> running -> ended        (`ended` can follow any phase, once)
+"""
+
+from array import array
+from enum import Enum
+
+from actors.streamer.detokenizer import DetokenizerStream
+from actors.streamer.stop_strings import StopMatcher
+from protocol.ids import pack_ids
+from protocol.messages import End, Generate, SamplingParams, Submit, Timing, Usage
+
+WINDOW = 64  # deltas a client may have unacknowledged before its text is gathered here
+MAX_UNREAD = 1 << 20  # bytes gathered for a client that does not read; beyond it the stream ends
+
+
+class Phase(Enum):
+    """Where a stream is in its life."""
+
+    TOKENIZING = "tokenizing"
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Stream:
+    """State of one request. Times are seconds of the monotonic clock the actor passes in."""
+
+    def __init__(
+        self,
+        rid: int,
+        client: bytes,
+        request: Generate,
+        *,
+        temperature: float,
+        top_p: float,
+        seed: int,
+        deadline: float,
+        now: float,
+    ) -> None:
+        self.rid = rid
+        self.client = client
+        self.ref = request.ref
+        self.label = request.label
+        self.params: SamplingParams = request.params
+        self.temperature = temperature
+        self.top_p = top_p
+        self.seed = seed
+        self.deadline = deadline
+        self.phase = Phase.TOKENIZING
+        self.prompt = b""
+        self.tokens = array("I")
+        self.budget = 0
+        self._return_ids = request.return_ids
+        self._detokenizer: DetokenizerStream | None = None
+        self._stops = StopMatcher(list(self.params.stop)) if self.params.stop else None
+        self._texts: list[str] = []
+        self._ids = array("I")
+        self._unread = 0
+        self._count = 0
+        self._in_flight = 0
+        self._sent_first = False
+        self._began = now
+        self._encoded = -1.0
+        self._admitted = -1.0
+        self._first = -1.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt in tokens, 0 while it is not tokenized."""
+        return len(self.prompt) // 4
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has matched: nothing after it will be sent."""
+        return self._stops is not None and self._stops.matched is not None
+
+    @property
+    def unread(self) -> int:
+        """Bytes gathered because the client has no credit left."""
+        return self._unread
+
+    def encoded(self, prompt: bytes, budget: int, detokenizer: DetokenizerStream | None, now: float) -> None:
+        """The prompt's ids are known; `budget` tokens may be generated. Without a detokenizer only ids are sent."""
+        self.prompt = prompt
+        self.budget = budget
+        self._detokenizer = detokenizer
+        self._encoded = now
+        self.phase = Phase.WAITING
+
+    def submit(self, epoch: int, streamer: int) -> Submit:
+        """The message that makes an engine generate the rest of this stream, from any point of its life."""
+        return Submit(
+            epoch,
+            streamer,
+            self.rid,
+            self.prompt + pack_ids(self.tokens),
+            prompt_tokens=self.prompt_tokens,
+            budget=self.budget - len(self.tokens),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            ignore_eos=self.params.ignore_eos,
+        )
+
+    def admitted(self, now: float) -> None:
+        """The engine has begun the prefill."""
+        if self.phase is Phase.WAITING:
+            self.phase = Phase.PREFILLING
+            self._admitted = now
+
+    def push(self, token: int, now: float) -> None:
+        """The engine generated `token`, which is no end-of-sequence token that ends the stream."""
+        if self._first < 0:
+            self._first = now
+            self.phase = Phase.RUNNING
+        self.tokens.append(token)
+        self._count += 1
+        if self._return_ids:
+            self._ids.append(token)
+            self._unread += 4
+        if self._detokenizer is not None:
+            self._add(self._detokenizer.push(token))
+
+    def _add(self, text: str) -> None:
+        if self._stops is not None:
+            text = self._stops.push(text)
+        if text:
+            self._texts.append(text)
+            self._unread += len(text) if text.isascii() else len(text.encode())
+
+    def due(self, interval: int) -> bool:
+        """Whether a delta should go out now: the first token at once, then every `interval` tokens."""
+        if self._in_flight >= WINDOW or not (self._texts or self._ids):
+            return False
+        return not self._sent_first or self._count >= interval
+
+    def take(self) -> tuple[str, bytes, int]:
+        """What was gathered since the last delta: text, ids and the number of tokens they stand for."""
+        taken = "".join(self._texts), pack_ids(self._ids) if self._ids else b"", self._count
+        self._texts.clear()
+        self._ids = array("I")
+        self._unread = 0
+        self._count = 0
+        self._in_flight += 1
+        self._sent_first = True
+        return taken
+
+    def credit(self, count: int) -> None:
+        """The client has used `count` deltas."""
+        self._in_flight = max(0, self._in_flight - max(0, count))
+
+    def finish_text(self) -> None:
+        """No more tokens come: release what was held back for an unfinished character or a possible stop."""
+        if self._detokenizer is not None:
+            self._add(self._detokenizer.flush())
+        if self._stops is not None:
+            rest = self._stops.flush()
+            if rest:
+                self._texts.append(rest)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether something is still to be sent, whatever the client's credit."""
+        return bool(self._texts or self._ids)
+
+    def end(
+        self,
+        now: float,
+        outcome: str,
+        reason: str = "",
+        code: str = "",
+        message: str = "",
+        retry_after: float = 0.0,
+        param: str = "",
+    ) -> End:
+        """The terminal record. To be called once; the stream is ended afterwards."""
+        assert self.phase is not Phase.ENDED
+        self.phase = Phase.ENDED
+
+        def span(begin: float, end: float) -> float:
+            return round(end - begin, 6) if begin >= 0 and end >= 0 else -1.0
+
+        timing = Timing(
+            tokenize=span(self._began, self._encoded),
+            queue=span(self._encoded, self._admitted),
+            prefill=span(self._admitted, self._first),
+            ttft=span(self._began, self._first),
+            total=span(self._began, now),
+        )
+        usage = Usage(self.prompt_tokens, len(self.tokens), 0)
+        return End(self.ref, outcome, reason, code, message, usage, timing, retry_after, param)

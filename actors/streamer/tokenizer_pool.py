@@ -1,0 +1,141 @@
+"""Hands text work to the tokenizer processes and keeps what each one has outstanding.
+
+Owned by the streamer's one thread. At most `MAX_OUTSTANDING` jobs are in a worker's hands, the rest waits here, so
+a dead worker loses nothing. Short jobs go before long ones, which get every `LONG_TURN`-th place at least.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import structlog
+import zmq
+
+from actors.base import Actor, Socket
+from protocol.codec import CodecError, encode, result_codec
+from protocol.errors import TOKENIZER_LOST
+from protocol.messages import ActorState, Decode, Decoded, Encode, Encoded, TokenizerResult
+from protocol.sockets import connect_dealer
+
+log = structlog.get_logger()
+
+MAX_OUTSTANDING = 2
+LONG_JOB = 64 << 10  # bytes
+LONG_TURN = 8
+
+
+@dataclass
+class Job:
+    """One piece of text work: what to do, how large it is in bytes, and whom to tell."""
+
+    size: int
+    done: Callable[[TokenizerResult], None]
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    ids: bytes | None = None
+    add_special_tokens: bool = True
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def message(self, epoch: int, number: int) -> Encode | Decode:
+        """The job as a message to the worker of this epoch."""
+        if self.ids is not None:
+            return Decode(epoch, number, self.ids)
+        return Encode(epoch, number, self.text, self.messages, self.add_special_tokens, self.template_kwargs)
+
+    def failed(self, code: str, message: str) -> TokenizerResult:
+        """A result that says the job could not be done."""
+        if self.ids is not None:
+            return Decoded(0, 0, code=code, message=message)
+        return Encoded(0, 0, code=code, message=message)
+
+
+@dataclass
+class Worker:
+    """One tokenizer incarnation as seen from here."""
+
+    epoch: int
+    socket: Socket
+    outstanding: dict[int, Job] = field(default_factory=dict)
+
+
+class TokenizerPool:
+    """All tokenizers of the cast and the jobs that wait for one."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+        self._workers: dict[int, Worker] = {}
+        self._short: deque[Job] = deque()
+        self._long: deque[Job] = deque()
+        self._short_in_a_row = 0
+        self._numbers = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one tokenizer can take work."""
+        return bool(self._workers)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs not yet in a worker's hands."""
+        return len(self._short) + len(self._long)
+
+    def follow(self, actors: list[ActorState]) -> None:
+        """Connect to tokenizers that became ready and let go of those that are gone or were replaced."""
+        ready = {a.index: a for a in actors if a.role == "tokenizer" and a.state == "ready"}
+        for index, worker in list(self._workers.items()):
+            state = ready.get(index)
+            if state is None or state.epoch != worker.epoch:
+                self._drop(index, worker)
+        for index, state in ready.items():
+            if index not in self._workers:
+                socket = connect_dealer(self._actor.context, state.endpoint)
+                worker = self._workers[index] = Worker(state.epoch, socket)
+                self._actor.add_socket(socket, partial(self._receive, worker))
+        self._dispatch()
+
+    def submit(self, job: Job) -> None:
+        """Have a job done; `job.done` is called with the result, once, never from inside this call."""
+        (self._long if job.size > LONG_JOB else self._short).append(job)
+        self._dispatch()
+
+    def _drop(self, index: int, worker: Worker) -> None:
+        del self._workers[index]
+        self._actor.remove_socket(worker.socket)
+        for job in worker.outstanding.values():
+            job.done(job.failed(TOKENIZER_LOST, "the tokenizer process died while it worked on this text"))
+
+    def _next(self) -> Job | None:
+        if self._short and not (self._long and self._short_in_a_row >= LONG_TURN):
+            self._short_in_a_row += 1
+            return self._short.popleft()
+        self._short_in_a_row = 0
+        return self._long.popleft() if self._long else None
+
+    def _dispatch(self) -> None:
+        while self.waiting and self._workers:
+            worker = min(self._workers.values(), key=lambda w: len(w.outstanding))
+            if len(worker.outstanding) >= MAX_OUTSTANDING:
+                return
+            job = self._next()
+            assert job is not None
+            self._numbers += 1
+            worker.outstanding[self._numbers] = job
+            worker.socket.send(encode(job.message(worker.epoch, self._numbers)), zmq.NOBLOCK)
+
+    def _receive(self, worker: Worker) -> None:
+        while True:
+            try:
+                frame = worker.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                result = result_codec.decode(frame)
+            except CodecError as error:
+                log.error("bad result from tokenizer", error=str(error))
+                continue
+            job = worker.outstanding.pop(result.job, None) if result.epoch == worker.epoch else None
+            if job is not None:
+                job.done(result)
+        self._dispatch()

@@ -1,0 +1,344 @@
+"""The supervisor: starts the actors and HTTP workers, watches them, and ends the system in good order.
+
+Runs in the `callboard serve` process on its main thread, the only one in the system that reads signals. SIGTERM,
+SIGINT and SIGHUP drain; a second one stops at once. What it decides stands in `actors.supervision`; here are the
+processes, the sockets and the clock.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import structlog
+import zmq
+
+from actors.blas import blas_environment
+from actors.child import Child, describe_exit
+from actors.config import CastConfig, write_config
+from actors.rundir import RunDirectory
+from actors.supervision import PROBE_INTERVAL, Slot, Supervision
+from protocol import errors
+from protocol.codec import CodecError, encode, report_codec
+from protocol.endpoints import ServerRecord, ipc_endpoint
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    ActorReport,
+    Alive,
+    Drain,
+    Probe,
+    Ready,
+    StartFailed,
+    Stop,
+    SupervisorOrder,
+    SystemState,
+)
+from protocol.sockets import bind_router
+
+log = structlog.get_logger()
+
+SLEPT = 10.0  # a gap of so many seconds in this loop means that the machine slept
+STREAMER_TIME = 1.5  # seconds the streamer has to end its streams
+OTHERS_TIME = 2.0  # seconds all others have to leave
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Phase(Enum):
+    """Where the system is in its life."""
+
+    LOADING = "loading"
+    SERVING = "ok"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True)
+class HttpSpec:
+    """How to run the HTTP workers: the module, its options as JSON, and the listening socket they share."""
+
+    module: str
+    options: str
+    listener: socket.socket
+    workers: int
+    url: str
+
+
+class Supervisor:
+    """One running instance. `run` returns the exit code of `callboard serve`."""
+
+    def __init__(
+        self,
+        config: CastConfig,
+        run_dir: RunDirectory,
+        http: HttpSpec,
+        on_ready: Callable[[Supervision], None],
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._http = http
+        self._on_ready = on_ready
+        self._table = Supervision(config.tokenizers, http.workers, config.start_timeout)
+        self._children: dict[str, Child] = {}
+        self._phase = Phase.LOADING
+        self._failed = ""
+        self._epochs = 0
+        self._probes = 0
+        self._next_probe = 0.0
+        self._drain_until = 0.0
+        self._drain_seq = 0
+        self._signals = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    def run(self) -> int:
+        """Serve until a signal or a failure. 0 after an orderly end, 1 with the cause on stderr otherwise."""
+        write_config(self._config)
+        wake_out, wake_in = socket.socketpair()
+        wake_out.setblocking(False)
+        wake_in.setblocking(False)
+        handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        old_wakeup = signal.set_wakeup_fd(wake_in.fileno(), warn_on_full_buffer=False)
+        self._control = bind_router(self._context, ipc_endpoint(self._run_dir.path, "control"))
+        self._poller = zmq.Poller()
+        self._poller.register(self._control, zmq.POLLIN)
+        self._poller.register(wake_out.fileno(), zmq.POLLIN)
+        self._wake = wake_out
+        try:
+            for slot in self._table.slots:
+                self._spawn(slot)
+            cause = self._serve()
+            self._stop_all(cause)
+        finally:
+            for child in self._children.values():
+                child.kill()
+                child.close()
+            signal.set_wakeup_fd(old_wakeup)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            self._context.destroy(linger=0)
+            wake_out.close()
+            wake_in.close()
+            self._run_dir.remove()
+        if cause:
+            log.error("stopped", cause=cause)
+            print(f"callboard: {cause}", file=sys.stderr, flush=True)
+        return 1 if cause else 0
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._signals += 1
+
+    # Children.
+
+    def _spawn(self, slot: Slot) -> None:
+        self._epochs += 1
+        command = [sys.executable, "-P", "-m"]
+        if slot.role == "http":
+            fd = self._http.listener.fileno()
+            command += [self._http.module, "--socket", str(fd), "--options", self._http.options]
+            fds: tuple[int, ...] = (fd,)
+        else:
+            command += ["actors", slot.role]
+            fds = ()
+        command += ["--run", str(self._run_dir.path), "--index", str(slot.index), "--epoch", str(self._epochs)]
+        child = Child(command, self._environment(slot.role), fds)
+        self._children[slot.name] = child
+        self._table.started(slot, child.pid, self._epochs, time.monotonic())
+
+    def _environment(self, role: str) -> dict[str, str]:
+        environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
+        if sys.stderr.isatty():
+            environment["CALLBOARD_LOG_FORMAT"] = "text"
+        if role == "engine":
+            blas = blas_environment(self._config.blas_threads)
+            environment.update(blas)
+            if blas:
+                log.info("BLAS", library=blas["LD_PRELOAD"], threads=blas["OPENBLAS_NUM_THREADS"])
+        return environment
+
+    def _reap(self) -> None:
+        now = time.monotonic()
+        for slot in self._table.slots:
+            child = self._children.get(slot.name)
+            if child is None or slot.state == "dead":
+                continue
+            code = child.exit_code()
+            if code is not None:
+                text = describe_exit(code)
+                if slot.state == "starting" and (words := child.last_words()):
+                    text += f": {words}"
+                self._table.exited(slot, text, now)
+                log.error("actor died", actor=slot.name, pid=slot.pid, epoch=slot.epoch, how=text)
+                self._broadcast()
+
+    # The loop.
+
+    def _serve(self) -> str:
+        """Watch until the system has to end. Returns the cause, empty for an orderly end."""
+        last = time.monotonic()
+        while True:
+            self._poll(0.2)
+            now = time.monotonic()
+            if now - last > SLEPT:
+                self._table.excuse()
+            last = now
+            self._reap()
+            cause = self._table.failure(now)
+            if cause is not None:
+                self._failed = cause
+                self._broadcast()
+                return cause
+            if self._phase is Phase.LOADING and self._table.all_ready():
+                self._phase = Phase.SERVING
+                self._broadcast()
+                self._on_ready(self._table)
+            if self._signals and self._phase is not Phase.DRAINING:
+                if self._phase is Phase.LOADING:
+                    return ""
+                self._begin_drain(now)
+            if self._phase is Phase.DRAINING and self._drained(now):
+                return ""
+            if now >= self._next_probe:
+                self._probe(now)
+
+    def _begin_drain(self, now: float) -> None:
+        self._phase = Phase.DRAINING
+        self._drain_until = now + self._config.drain_timeout
+        log.info("draining", seconds=self._config.drain_timeout, engine=self._table.engine)
+        order = Drain(self._config.drain_timeout)
+        for slot in [*self._table.of_role("streamer"), *self._table.of_role("http")]:
+            self._order(slot, order)
+        self._broadcast()
+        self._drain_seq = self._probes + 1
+        self._next_probe = now
+
+    def _drained(self, now: float) -> bool:
+        if self._signals > 1 or now > self._drain_until:
+            return True
+        watched = [*self._table.of_role("streamer"), *self._table.of_role("http")]
+        return all(slot.answered >= self._drain_seq and slot.streams == 0 for slot in watched)
+
+    def _probe(self, now: float) -> None:
+        self._probes += 1
+        self._next_probe = now + (0.1 if self._phase is Phase.DRAINING else PROBE_INTERVAL)
+        state = self._state()
+        for slot in self._table.slots:
+            if slot.state != "ready":
+                continue
+            slot.asked = slot.asked or now
+            self._order(slot, Probe(self._probes))
+            if slot.role == "http":
+                self._order(slot, state)
+
+    def _state(self) -> SystemState:
+        status = "failed" if self._failed else self._phase.value
+        table = self._table
+        return SystemState(status, self._config.model_name, table.states(), table.engine, table.card, self._failed)
+
+    def _broadcast(self) -> None:
+        state = self._state()
+        # The streamer first: it must know of an engine before HTTP workers send it requests.
+        for slot in sorted(self._table.slots, key=lambda slot: slot.role != "streamer"):
+            self._order(slot, state)
+
+    def _order(self, slot: Slot, order: SupervisorOrder) -> None:
+        if slot.state != "ready":
+            return
+        identity = f"{slot.role}-{slot.index}-{slot.epoch}".encode()
+        try:
+            self._control.send_multipart([identity, encode(order)], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            pass  # gone or going; its exit is seen by itself
+
+    def _poll(self, seconds: float) -> None:
+        if not self._poller.poll(int(seconds * 1000)):
+            return
+        try:
+            while self._wake.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                frames = self._control.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._hear(report_codec.decode(frames[-1]))
+            except CodecError as error:
+                log.error("bad report", error=str(error))
+
+    def _hear(self, report: ActorReport) -> None:
+        match report:
+            case Ready():
+                slot = self._table.ready(report)
+                if slot is not None and slot.role == "streamer":
+                    self._publish(report.endpoint)
+                self._broadcast()
+            case StartFailed():
+                slot = self._table.slot(report.role, report.index, report.epoch)
+                if slot is not None:
+                    slot.start_error = report.message
+            case Alive():
+                self._table.alive(report)
+
+    def _publish(self, endpoint: str) -> None:
+        self._run_dir.publish(
+            ServerRecord(
+                name=self._run_dir.name,
+                pid=os.getpid(),
+                endpoint=endpoint,
+                http=self._http.url,
+                protocol=PROTOCOL_VERSION,
+                run_dir=str(self._run_dir.path),
+                model=self._config.model_name,
+            )
+        )
+
+    # The end.
+
+    def _stop_all(self, cause: str) -> None:
+        """End every actor: the streamer first, so that every stream gets its end; then all others."""
+        message = f"the server stopped: {cause}" if cause else "the server was stopped"
+        stop = Stop(errors.ENGINE_LOST if "engine" in cause else errors.SERVER_STOPPED, message)
+        streamers = self._table.of_role("streamer")
+        self._stop(streamers, stop, STREAMER_TIME)
+        self._stop([slot for slot in self._table.slots if slot not in streamers], stop, OTHERS_TIME)
+
+    def _stop(self, slots: list[Slot], order: Stop, seconds: float) -> None:
+        for slot in slots:
+            self._order(slot, order)
+            if slot.state == "starting":
+                self._children[slot.name].kill()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(self._runs(slot) for slot in slots):
+            self._poll(0.05)
+        for slot in slots:
+            if self._runs(slot):
+                log.warning("killed, as it did not stop", actor=slot.name, pid=slot.pid)
+                self._children[slot.name].kill()
+
+    def _runs(self, slot: Slot) -> bool:
+        child = self._children.get(slot.name)
+        return child is not None and child.exit_code() is None
+
+
+def raise_file_limit(wanted: int = 8192) -> str | None:
+    """Raise the limit of open files to at least `wanted`; the text says what to set when that can't be done."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= wanted:
+        return None
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    except (ValueError, OSError):
+        target = soft
+    if target >= wanted:
+        return None
+    return (
+        f"only {target} files may be open at once; for hundreds of streams set `ulimit -n {wanted}` before starting"
+    )

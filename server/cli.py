@@ -1,0 +1,57 @@
+"""The `callboard` command: parses the command line and hands over to one module per command.
+
+Commands are imported when they run, so `callboard --version` and help stay fast.
+"""
+
+import argparse
+import sys
+from importlib.metadata import version
+
+from server.settings import add_options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="callboard",
+        description="A server for language models on MLX that keeps hundreds of concurrent streams fast and alive.",
+    )
+    parser.add_argument("--version", action="version", version=f"callboard {version('callboard')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="serve a model over HTTP and ZeroMQ")
+    serve.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a local folder, a hub id such as mlx-community/Qwen3-4B-4bit, or `demo`",
+    )
+    add_options(serve)
+
+    demo = commands.add_parser("demo", help="the same as `serve demo`: a small model that really talks")
+    demo.set_defaults(model="demo")
+    add_options(demo)
+
+    chat = commands.add_parser("chat", help="chat in the terminal with a running server, or start one")
+    chat.add_argument(
+        "model", metavar="MODEL", nargs="?", default="demo", help="what to serve when no server runs (demo)"
+    )
+    chat.add_argument("--name", help="name of the running server to talk to")
+    chat.add_argument("--system", help="system message to begin with")
+    chat.add_argument("--temperature", type=float, help="sampling temperature (default: the model's)")
+    chat.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. Returns its exit code."""
+    args = _parser().parse_args(argv)
+    if args.command == "chat":
+        from server.cli_chat import chat
+
+        return chat(args)
+    from server.cli_serve import serve
+
+    return serve(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""`callboard serve`: from settings to a running system.
+
+Opens the listening socket, takes the name, makes the model ready, and becomes the supervisor. Everything the
+supervisor starts dies with this process.
+"""
+
+import argparse
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from actors.config import CastConfig
+from actors.logs import configure_logs
+from actors.rundir import NameTaken, RunDirectory
+from actors.supervision import Supervision
+from actors.supervisor import HttpSpec, Supervisor, raise_file_limit
+from server.models.device import installed_device, missing_backend_hint
+from server.models.errors import ModelError
+from server.models.resolve import resolve_model
+from server.options import HttpOptions
+from server.settings import ServeSettings, SettingsError, resolve_settings
+
+BACKLOG = 4096  # connections that may arrive at once; the system caps it (somaxconn)
+
+
+class CannotServe(Exception):
+    """The server can't start; the text is for the user."""
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Run a server until it is stopped. 0 after an orderly end, 1 with the cause on stderr otherwise."""
+    try:
+        settings = resolve_settings(args)
+        configure_logs(settings.log_level, actor="supervisor")
+        device = installed_device()
+        if device is None:
+            raise CannotServe(missing_backend_hint())
+        with listen(settings) as listener:
+            return _run(args.model, device, settings, listener)
+    except (SettingsError, ModelError, NameTaken, CannotServe) as error:
+        print(f"callboard: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("callboard: interrupted", file=sys.stderr)
+    return 1
+
+
+def listen(settings: ServeSettings) -> socket.socket:
+    """The one listening socket. Raises CannotServe when host or port can't be used."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise CannotServe(
+            f"can't listen on {settings.host}:{settings.port}: {error.strerror or error}; "
+            "choose another address with --host or --port (0 takes a free one)"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socket) -> int:
+    port = listener.getsockname()[1]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{port}"
+    try:
+        run_dir = RunDirectory.create(settings.name or str(port))
+    except (OSError, ValueError) as error:
+        raise CannotServe(str(error)) from None
+    try:
+        model_path = resolve_model(spec, device=device)
+    except BaseException:
+        run_dir.remove()
+        raise
+    model_name = settings.served_model_name or served_name(spec, model_path)
+    advice = raise_file_limit()
+    if advice:
+        print(f"callboard: {advice}", file=sys.stderr)
+    config = CastConfig(
+        model_path=str(model_path),
+        model_name=model_name,
+        run_dir=str(run_dir.path),
+        tokenizers=settings.tokenizers,
+        stream_interval=settings.stream_interval,
+        timeout=settings.timeout,
+        drain_timeout=settings.drain_timeout,
+        start_timeout=settings.start_timeout,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        prefill_step_size=settings.prefill_step_size,
+        max_kv_size=settings.max_kv_size,
+        blas_threads=settings.blas_threads,
+        trust_remote_code=settings.trust_remote_code,
+        log_level=settings.log_level,
+    )
+    options = HttpOptions(model_name=model_name, allow_origins=settings.allow_origins, log_level=settings.log_level)
+    http = HttpSpec("server.worker", msgspec.json.encode(options).decode(), listener, settings.http_workers, url)
+
+    def on_ready(table: Supervision) -> None:
+        print_welcome(url, run_dir.name, model_name, table)
+
+    return Supervisor(config, run_dir, http, on_ready).run()
+
+
+def served_name(spec: str, path: Path) -> str:
+    """What clients call the model: the hub id, `demo`, or the folder's name."""
+    return path.resolve().name if Path(spec).exists() else spec
+
+
+def print_welcome(url: str, name: str, model: str, table: Supervision) -> None:
+    """Say where the server listens, what it serves, who works for it, and how to try it."""
+    console = Console(highlight=False, soft_wrap=True)
+    actors = "  ".join(f"{slot.name} {slot.pid}" for slot in table.slots)
+    context = f", context {table.card.context} tokens" if table.card else ""
+    console.print(f"[bold]Callboard[/bold] serves {model}{context}")
+    console.print(f"  HTTP    {url}/v1")
+    console.print(f"  ZeroMQ  protocol.Client({name!r})", markup=False)
+    console.print(f"  actors  {actors}")
+    console.print("Try it:")
+    print(
+        f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d "
+        f'\'{{"model": "{model}", "messages": [{{"role": "user", "content": '
+        f'"What is the capital of France?"}}], "temperature": 0}}\'',
+        flush=True,
+    )

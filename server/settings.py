@@ -1,0 +1,168 @@
+"""Settings of `callboard serve`: one table of options, read from flags, `CALLBOARD_*` and a TOML file.
+
+Flags win over the environment, which wins over the file (`--config FILE`), which wins over the defaults. In the
+file and the environment an option has the flag's name: `max-num-seqs = 64`, `CALLBOARD_MAX_NUM_SEQS=64`.
+"""
+
+import argparse
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class SettingsError(ValueError):
+    """A setting can't be used. The text names it, where it came from, and what to write instead."""
+
+
+def _number(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], Any]:
+    def parse(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no {'whole ' if kind is int else ''}number") from None
+        if not low <= value <= high:
+            raise ValueError(f"{text} is not in {low:g} … {high:g}")
+        return value
+
+    return parse
+
+
+def _boolean(text: str) -> bool:
+    lowered = text.lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+class ServeSettings(msgspec.Struct, frozen=True):
+    """Resolved settings. Times are in seconds; see `OPTIONS` for what each one means."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str = ""
+    served_model_name: str = ""
+    http_workers: int = 1
+    tokenizers: int = 1
+    stream_interval: int = 1
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    prefill_step_size: int = 2048
+    max_kv_size: int | None = None
+    timeout: float = 600.0
+    drain_timeout: float = 30.0
+    start_timeout: float = 300.0
+    allow_origins: list[str] = []
+    blas_threads: int | None = None
+    trust_remote_code: bool = False
+    log_level: str = "info"
+
+
+@dataclass(frozen=True)
+class Option:
+    """How one setting is read and explained."""
+
+    parse: Callable[[str], Any]
+    metavar: str
+    help: str
+
+
+def _log_level(text: str) -> str:
+    if text.lower() not in ("debug", "info", "warning", "error"):
+        raise ValueError(f"{text!r} is not debug, info, warning or error")
+    return text.lower()
+
+
+OPTIONS: dict[str, Option] = {
+    "host": Option(str, "HOST", "address to listen on"),
+    "port": Option(_number(int, 0, 65535), "PORT", "port to listen on; 0 takes a free one"),
+    "name": Option(str, "NAME", "name by which clients find this server (default: the port)"),
+    "served_model_name": Option(str, "NAME", "what clients call the model (default: the name it was given by)"),
+    "http_workers": Option(_number(int, 1, 64), "N", "HTTP processes on one listening socket"),
+    "tokenizers": Option(_number(int, 1, 64), "N", "tokenizer processes"),
+    "stream_interval": Option(
+        _number(int, 1, 10_000), "N", "gather up to N tokens of a stream per message; the first goes out at once"
+    ),
+    "max_num_seqs": Option(_number(int, 1, 65_536), "N", "streams that run at the same time"),
+    "max_num_batched_tokens": Option(_number(int, 1, 10_000_000), "N", "tokens one step may process"),
+    "prefill_step_size": Option(_number(int, 1, 1_000_000), "N", "prompt tokens of one stream per step"),
+    "max_kv_size": Option(
+        _number(int, 16, 1 << 30), "N", "keep only the last N tokens of a stream's context in memory"
+    ),
+    "timeout": Option(_number(float, 0.001, 1e9), "S", "seconds a request may take at most"),
+    "drain_timeout": Option(_number(float, 0, 1e9), "S", "seconds running requests may take after SIGTERM"),
+    "start_timeout": Option(_number(float, 1, 1e9), "S", "seconds until the model must be loaded"),
+    "allow_origins": Option(_list, "URL,…", "origins that browsers may call from (CORS); * for all"),
+    "blas_threads": Option(_number(int, 1, 1024), "N", "threads of the preloaded BLAS (Linux CPU)"),
+    "trust_remote_code": Option(_boolean, "BOOL", "run tokenizer code that comes with the model"),
+    "log_level": Option(_log_level, "LEVEL", "debug, info, warning or error"),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every option, and `--config`. Flags that are not given stay out of the namespace."""
+    defaults = ServeSettings()
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
+    for name, option in OPTIONS.items():
+        default = getattr(defaults, name)
+        note = f" (default: {default})" if default not in (None, "", [], False) else ""
+        flag = "--" + name.replace("_", "-")
+        if option.parse is _boolean:
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=option.help
+            )
+        else:
+            parser.add_argument(flag, metavar=option.metavar, default=argparse.SUPPRESS, help=option.help + note)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--config: {path} can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--config: {path} is not TOML: {error}") from None
+    settings = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name not in OPTIONS:
+            known = ", ".join(option.replace("_", "-") for option in OPTIONS)
+            raise SettingsError(f"{path}: no setting is called {key!r}; there are {known}")
+        if isinstance(value, list):
+            value = ",".join(str(item) for item in value)
+        elif isinstance(value, dict):
+            raise SettingsError(f"{path}: {key} must be a single value or a list")
+        settings[name] = _parse(name, str(value), f"{path}: {key}")
+    return settings
+
+
+def _parse(name: str, value: Any, where: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return OPTIONS[name].parse(value)
+    except ValueError as error:
+        raise SettingsError(f"{where}: {error}") from None
+
+
+def resolve_settings(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> ServeSettings:
+    """Merge the sources. Raises SettingsError naming the setting and where it stands."""
+    merged: dict[str, Any] = _from_file(flags.config) if flags.config is not None else {}
+    for name in OPTIONS:
+        variable = "CALLBOARD_" + name.upper()
+        if environment.get(variable):
+            merged[name] = _parse(name, environment[variable], variable)
+    for name in OPTIONS:
+        if hasattr(flags, name):
+            merged[name] = _parse(name, getattr(flags, name), "--" + name.replace("_", "-"))
+    return ServeSettings(**merged)

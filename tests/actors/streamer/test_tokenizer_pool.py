@@ -1,0 +1,130 @@
+"""Which tokenizer gets which job, and what happens to jobs of one that is gone. Sockets are real."""
+
+import zmq
+
+from actors.streamer.tokenizer_pool import LONG_JOB, LONG_TURN, MAX_OUTSTANDING, Job, TokenizerPool
+from protocol.codec import encode, job_codec
+from protocol.messages import ActorState, Encoded
+from protocol.sockets import bind_router
+
+
+class Loop:
+    """The part of `Actor` that the pool needs."""
+
+    def __init__(self):
+        self.context = zmq.Context()
+        self.handlers = {}
+
+    def add_socket(self, socket, handler):
+        self.handlers[socket] = handler
+
+    def remove_socket(self, socket):
+        del self.handlers[socket]
+        socket.close(linger=0)
+
+    def run_until(self, condition):
+        poller = zmq.Poller()
+        for socket in self.handlers:
+            poller.register(socket, zmq.POLLIN)
+        while not condition():
+            events = poller.poll(5000)
+            assert events, "nothing came"
+            for socket, _ in events:
+                self.handlers[socket]()
+
+
+class Tokenizer:
+    """The other end of one tokenizer's socket."""
+
+    def __init__(self, context, tmp_path, index, epoch):
+        self.state = ActorState(f"t{index}", "tokenizer", index, 1, "ready", epoch, f"ipc://{tmp_path}/t{epoch}")
+        self.socket = bind_router(context, self.state.endpoint)
+        self.socket.rcvtimeo = 5000
+
+    def take(self):
+        peer, frame = self.socket.recv_multipart()
+        return peer, job_codec.decode(frame)
+
+    def answer(self, peer, job, epoch=None):
+        self.socket.send_multipart([peer, encode(Encoded(epoch or job.epoch, job.job, b"\1\0\0\0"))])
+
+
+def start(tmp_path, count=1):
+    loop = Loop()
+    pool = TokenizerPool(loop)
+    tokenizers = [Tokenizer(loop.context, tmp_path, i, i + 1) for i in range(count)]
+    return loop, pool, tokenizers
+
+
+def stop(loop):
+    loop.context.destroy(linger=0)
+
+
+def job(done, text="x", size=1):
+    return Job(size, lambda result: done.append((text, result)), text=text)
+
+
+def test_results_reach_who_asked(tmp_path):
+    loop, pool, (tokenizer,) = start(tmp_path)
+    done = []
+    pool.submit(job(done, "early"))
+    assert not pool.ready
+    assert pool.waiting == 1
+    pool.follow([tokenizer.state])
+    peer, message = tokenizer.take()
+    assert (message.text, message.epoch) == ("early", 1)
+    tokenizer.answer(peer, message)
+    loop.run_until(lambda: done)
+    assert done[0][1].ids == b"\1\0\0\0"
+    stop(loop)
+
+
+def test_work_is_spread_and_bounded(tmp_path):
+    loop, pool, tokenizers = start(tmp_path, 2)
+    pool.follow([t.state for t in tokenizers])
+    for i in range(10):
+        pool.submit(job([], str(i)))
+    assert pool.waiting == 10 - 2 * MAX_OUTSTANDING
+    for tokenizer in tokenizers:
+        assert len([tokenizer.take() for _ in range(MAX_OUTSTANDING)]) == MAX_OUTSTANDING
+    stop(loop)
+
+
+def test_short_jobs_pass_long_ones_which_still_get_their_turn(tmp_path):
+    loop, pool, (tokenizer,) = start(tmp_path)
+    done = []
+    for i in range(3):
+        pool.submit(job(done, f"long{i}", LONG_JOB + 1))
+    for i in range(2 * LONG_TURN):
+        pool.submit(job(done, f"short{i}"))
+    pool.follow([tokenizer.state])
+    order = []
+    for i in range(3 + 2 * LONG_TURN):
+        peer, message = tokenizer.take()
+        order.append(message.text)
+        tokenizer.answer(peer, message)
+        loop.run_until(lambda i=i: len(done) > i)
+    assert order[0] == "short0"
+    assert order[LONG_TURN] == "long0"
+    assert order[2 * LONG_TURN + 1] == "long1"
+    stop(loop)
+
+
+def test_jobs_of_a_dead_tokenizer_fail_and_the_waiting_go_to_its_successor(tmp_path):
+    loop, pool, (first,) = start(tmp_path)
+    done = []
+    pool.follow([first.state])
+    for i in range(MAX_OUTSTANDING + 1):
+        pool.submit(job(done, str(i)))
+    first.take()
+    pool.follow([])
+    assert [result.code for _, result in done] == ["tokenizer_lost"] * MAX_OUTSTANDING
+    second = Tokenizer(loop.context, tmp_path, 0, 2)
+    pool.follow([second.state])
+    peer, message = second.take()
+    assert message.text == str(MAX_OUTSTANDING)
+    second.answer(peer, message, epoch=1)
+    second.answer(peer, message)
+    loop.run_until(lambda: len(done) == MAX_OUTSTANDING + 1)
+    assert not done[-1][1].code
+    stop(loop)

@@ -1,0 +1,58 @@
+"""Child processes: their log is passed on, their end explained, and they never outlive their parent."""
+
+import os
+import subprocess
+import sys
+import time
+
+from actors.child import Child, describe_exit
+
+SURVIVOR = """
+import os, sys, time
+from protocol.control import hold_lifeline
+hold_lifeline(int(sys.argv[-1]))
+print(os.getpid(), flush=True)
+while True: sum(range(1000))
+"""
+PARENT = """
+import os, sys, time
+from actors.child import Child
+child = Child([sys.executable, "-c", sys.argv[1]], dict(os.environ))
+time.sleep(600)
+"""
+
+
+def gone(pid, seconds=5.0):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_busy_child_ends_with_a_parent_killed_by_sigkill():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, SURVIVOR], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    assert gone(child)
+
+
+def test_the_last_words_of_a_crash_are_kept(capfdbinary):
+    code = "import os, sys; print('{\"event\": \"x\"}', 'native abort', sep='\\n', file=sys.stderr); os.abort()"
+    child = Child([sys.executable, "-c", code], dict(os.environ))
+    until = time.monotonic() + 10
+    while child.exit_code() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert describe_exit(child.exit_code()) == "was ended by SIGABRT"
+    assert child.last_words() == "native abort"
+    child.close()
+    assert b"native abort" in capfdbinary.readouterr().err
+
+
+def test_exits_are_described_for_people():
+    assert describe_exit(3) == "exited with code 3"
+    assert "lack of memory" in describe_exit(-9)

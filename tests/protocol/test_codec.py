@@ -1,0 +1,127 @@
+"""The wire format: round trips, recorded frames, and input that is no message."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import messages as m
+from protocol.codec import (
+    CodecError,
+    client_codec,
+    command_codec,
+    encode,
+    job_codec,
+    order_codec,
+    report_codec,
+    result_codec,
+    server_codec,
+    step_codec,
+)
+from protocol.ids import pack_ids, unpack_ids
+
+RECORDED = Path(__file__).parent / "frames-v1.json"
+
+EXAMPLES = [
+    (client_codec, m.Hello(1, "test")),
+    (client_codec, m.Ping(7)),
+    (client_codec, m.Generate(1, m.SamplingParams(0.5, 0.9, 3, 10, True, ["a"]), prompt="hi", label="x")),
+    (client_codec, m.Generate(2, m.SamplingParams(), messages=[{"role": "user", "content": "hi"}])),
+    (client_codec, m.Generate(3, m.SamplingParams(), ids=b"\1\0\0\0", return_ids=True, return_text=False)),
+    (client_codec, m.Cancel(1)),
+    (client_codec, m.Credit([1, 2], [16, 3])),
+    (client_codec, m.Tokenize(4, "text")),
+    (client_codec, m.Detokenize(5, b"\1\0\0\0")),
+    (client_codec, m.ListModels(6)),
+    (server_codec, m.Welcome(1, 99, 64, [m.ModelCard("demo", 8192, 49152, True, 1)])),
+    (server_codec, m.Refused(1, "no")),
+    (server_codec, m.Pong(7, 99)),
+    (server_codec, m.Accepted(1, 10, 5)),
+    (
+        server_codec,
+        m.Deltas(
+            [1],
+            ["Hé"],
+            [b""],
+            [2],
+            [m.End(1, "finished", "stop", usage=m.Usage(5, 2, 0), timing=m.Timing(0.1, 0.2, 0.3, 0.4, 0.5))],
+        ),
+    ),
+    (server_codec, m.Tokenized(4, b"\1\0\0\0")),
+    (server_codec, m.Detokenized(5, "x")),
+    (server_codec, m.Models(6, [])),
+    (server_codec, m.CallFailed(4, "invalid_request", "no", "text")),
+    (job_codec, m.Encode(1, 2, "text")),
+    (job_codec, m.Decode(1, 3, b"")),
+    (result_codec, m.Encoded(1, 2, b"\1\0\0\0")),
+    (result_codec, m.Decoded(1, 3, "x")),
+    (command_codec, m.Attach(1, 2)),
+    (command_codec, m.Submit(1, 2, 3, b"\1\0\0\0", 1, 10, 0.0, 1.0, 42)),
+    (command_codec, m.Abort(1, 2, [3, 4])),
+    (step_codec, m.Step(1, 2, [3], b"\5\0\0\0", [3], [3], ["stop"], [""], m.EngineStats(9, 1, 0, 0, 100))),
+    (report_codec, m.Ready("engine", 0, 1, 123, "ipc:///x", m.ModelCard("demo"))),
+    (report_codec, m.StartFailed("engine", 0, 1, "no")),
+    (report_codec, m.Alive("engine", 0, 1, 5, 2, m.EngineStats(9))),
+    (order_codec, m.Probe(5)),
+    (order_codec, m.SystemState("ok", "demo", [m.ActorState("engine", "engine", 0, 123, "ready", 1, "ipc:///x")])),
+    (order_codec, m.Drain(30.0)),
+    (order_codec, m.Stop("server_stopped", "bye")),
+]
+
+
+@pytest.mark.parametrize(("codec", "message"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_round_trip(codec, message):
+    assert codec.decode(encode(message)) == message
+
+
+def test_frames_recorded_with_version_1_still_decode():
+    recorded = {name: bytes.fromhex(frame) for name, frame in json.loads(RECORDED.read_text()).items()}
+    names = {f"{type(message).__name__}-{i}" for i, (_, message) in enumerate(EXAMPLES)}
+    assert recorded.keys() <= names
+    for i, (codec, message) in enumerate(EXAMPLES):
+        name = f"{type(message).__name__}-{i}"
+        if name in recorded:
+            assert codec.decode(recorded[name]) == message
+
+
+def test_fields_of_a_later_version_are_ignored():
+    frame = msgspec.msgpack.encode([*msgspec.msgpack.decode(encode(m.Cancel(5))), "new", {"later": 1}])
+    assert client_codec.decode(frame) == m.Cancel(5)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_codec_error_or_a_message(data):
+    for codec in (client_codec, server_codec, command_codec, step_codec, report_codec, order_codec):
+        try:
+            message = codec.decode(data)
+        except CodecError:
+            continue
+        assert isinstance(message, msgspec.Struct)
+
+
+def test_a_lone_surrogate_has_no_wire_form():
+    with pytest.raises(CodecError, match="surrogate"):
+        encode(m.Tokenize(1, "a\ud800b"))
+
+
+def test_deep_nesting_is_a_codec_error():
+    with pytest.raises(CodecError):
+        client_codec.decode(b"\x91" * 100_000)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_ids_round_trip(ids):
+    assert unpack_ids(pack_ids(ids)) == ids
+    assert pack_ids(ids) == b"".join(i.to_bytes(4, "little") for i in ids)
+
+
+def test_ids_outside_uint32_and_odd_lengths_are_refused():
+    with pytest.raises(OverflowError):
+        pack_ids([-1])
+    with pytest.raises(OverflowError):
+        pack_ids([2**32])
+    with pytest.raises(ValueError, match="4 bytes"):
+        unpack_ids(b"123")
