@@ -89,6 +89,8 @@ class StreamerActor(Actor):
         return endpoint, None
 
     def close(self) -> None:
+        self._tokenizers.close()
+        self._engine.close()
         self.poller.unregister(self._socket)
         self._socket.close(linger=500)
 

@@ -164,8 +164,17 @@ def _unfinished(pieces: Pieces, prompt_ids: Sequence[int]) -> bytes:
             tail = piece + tail
             if len(tail) >= _MAX_UNFINISHED:
                 break
-    tail = tail[-_MAX_UNFINISHED:]
-    return tail[utf_8_decode(tail, "replace", False)[1] :]
+    return _split(tail[-_MAX_UNFINISHED:], "replace")[1]
+
+
+def _split(data: bytes, errors: str) -> tuple[str, bytes]:
+    """The text of `data`, and the bytes at its end that begin a character."""
+    text, used = utf_8_decode(data, errors, False)
+    rest = data[used:]
+    if len(rest) == 2 and b"\xed\xa0" <= rest < b"\xee":
+        # Python waits for the third byte of an encoded surrogate, but no character begins like that.
+        return text + utf_8_decode(rest, errors, True)[0], b""
+    return text, rest
 
 
 class ByteLevelStream:
@@ -188,9 +197,7 @@ class ByteLevelStream:
                 return piece
             self._pending = b""
             return _INVALID + piece
-        data = self._pending + piece
-        text, used = utf_8_decode(data, "replace", False)
-        self._pending = data[used:]
+        text, self._pending = _split(self._pending + piece, "replace")
         return text
 
     def flush(self) -> str:
@@ -246,12 +253,11 @@ class ByteFallbackStream:
             return _INVALID
         data = self._pending + byte
         try:
-            text, used = utf_8_decode(data, "strict", False)
+            text, self._pending = _split(data, "strict")
         except UnicodeDecodeError:
             self._broken = True
             self._pending = b""
             return _INVALID * len(data)
-        self._pending = data[used:]
         return text
 
     def _strip_start(self, text: str) -> str:

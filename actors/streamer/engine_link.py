@@ -45,6 +45,12 @@ class EngineLink:
             self._send(Attach(self.epoch, self._actor.me.epoch))
         return lost
 
+    def close(self) -> None:
+        """Let go of the engine."""
+        if self._socket is not None:
+            self._actor.remove_socket(self._socket)
+            self._socket = None
+
     def submit(self, message: Submit) -> None:
         """Hand a request to the engine."""
         self._send(message)

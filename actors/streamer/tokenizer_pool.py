@@ -100,6 +100,12 @@ class TokenizerPool:
         (self._long if job.size > LONG_JOB else self._short).append(job)
         self._dispatch()
 
+    def close(self) -> None:
+        """Let go of all tokenizers; the streams are ended already."""
+        for worker in self._workers.values():
+            self._actor.remove_socket(worker.socket)
+        self._workers.clear()
+
     def _drop(self, index: int, worker: Worker) -> None:
         del self._workers[index]
         self._actor.remove_socket(worker.socket)

@@ -1,6 +1,7 @@
 """Stop strings against their definition, for every way of cutting the text."""
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def stream(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
 
 def cut(text: str, at: list[int]) -> list[str]:
     edges = [0, *sorted(i % (len(text) + 1) for i in at), len(text)]
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(edges)]
 
 
 alphabets = st.sampled_from(["ab", "abc", "a", "aé😀"])

@@ -1,0 +1,350 @@
+"""The streamer as its clients and the engine see it, over real sockets."""
+
+import threading
+import time
+
+import pytest
+import zmq
+
+from actors.streamer.stream import WINDOW
+from protocol.codec import encode, server_codec
+from protocol.errors import RequestFailed, RequestRejected
+from protocol.ids import unpack_ids
+from protocol.messages import CallFailed, Credit, Deltas, Generate, Hello, Refused, SamplingParams, Stop, Welcome
+from protocol.sockets import connect_dealer
+
+
+def ids_of(rig, text):
+    return rig.tokenizer.encode(text)
+
+
+def run(rig, submit, ids, reason="length"):
+    """Let the engine generate `ids` for one stream, ended by `reason`."""
+    for token in ids[:-1]:
+        rig.engine.step({submit.rid: token})
+    rig.engine.step({submit.rid: ids[-1]}, ended=[(submit.rid, reason)])
+
+
+class RawClient:
+    """A client that only sends what a test tells it to, and never pings."""
+
+    def __init__(self, rig):
+        self.socket = connect_dealer(rig.context, rig.endpoint)
+        self.socket.rcvtimeo = 10_000
+        rig.raw_sockets.append(self.socket)
+
+    def send(self, message):
+        self.socket.send(message if isinstance(message, bytes) else encode(message))
+
+    def receive(self, kind):
+        while True:
+            message = server_codec.decode(self.socket.recv())
+            if isinstance(message, kind):
+                return message
+
+    def end(self):
+        """The end of the only stream of this client."""
+        while True:
+            message = self.receive(Deltas)
+            if message.ends:
+                return message.ends[0]
+
+
+def test_text_goes_round(rig):
+    stream = rig.client().generate("The capital", max_tokens=20, seed=3, temperature=0.5, label="x")
+    submit = rig.engine.submit()
+    assert unpack_ids(submit.ids) == ids_of(rig, "The capital")
+    assert (submit.budget, submit.seed, submit.temperature, submit.top_p) == (20, 3, 0.5, 1.0)
+    run(rig, submit, ids_of(rig, " of France is Paris"))
+    assert stream.text() == " of France is Paris"
+    assert stream.end.reason == "length"
+    assert stream.end.usage.prompt_tokens == len(ids_of(rig, "The capital"))
+    assert stream.end.usage.completion_tokens == len(ids_of(rig, " of France is Paris"))
+
+
+def test_the_eos_token_is_neither_text_nor_counted(rig):
+    stream = rig.client().generate("x", return_ids=True)
+    run(rig, rig.engine.submit(), [*ids_of(rig, "hello"), EOS := 2], "stop")
+    deltas = list(stream)
+    assert "".join(d.text for d in deltas) == "hello"
+    assert [i for d in deltas for i in d.ids] == ids_of(rig, "hello")
+    assert EOS not in [i for d in deltas for i in d.ids]
+    assert (stream.end.reason, stream.end.usage.completion_tokens) == ("stop", len(ids_of(rig, "hello")))
+
+
+def test_ids_in_and_out_skip_the_text(rig):
+    stream = rig.client().generate(ids=[5, 6, 7], return_text=False, return_ids=True)
+    run(rig, rig.engine.submit(), [8, 9])
+    assert [(d.text, d.ids) for d in stream] == [("", [8]), ("", [9])]
+
+
+def test_a_stop_string_across_tokens_ends_text_and_row(rig):
+    stream = rig.client().generate("x", stop="ital of Fr")
+    submit = rig.engine.submit()
+    for token in ids_of(rig, "The capital of France"):
+        rig.engine.step({submit.rid: token})
+    assert stream.text() == "The cap"
+    assert stream.end.reason == "stop"
+    assert rig.engine.abort() == [submit.rid]
+
+
+def test_without_a_seed_every_stream_gets_its_own(rig):
+    client = rig.client()
+    client.generate("x"), client.generate("x")
+    assert rig.engine.submit().seed != rig.engine.submit().seed
+
+
+def test_cancelling_ends_the_stream_and_the_row_and_is_idempotent(rig):
+    stream = rig.client().generate("x")
+    submit = rig.engine.submit()
+    stream.cancel(), stream.cancel()
+    assert stream.text() == ""
+    assert stream.end.outcome == "cancelled"
+    assert rig.engine.abort() == [submit.rid]
+    rig.engine.step({submit.rid: 5})
+    assert rig.open_streams() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "text"),
+    [
+        ({"prompt": "x", "temperature": -1.0}, "temperature", "at least 0"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"prompt": "x", "stop": [""]}, "stop", "empty"),
+        ({"prompt": "x", "timeout": 0.0}, "timeout", "greater than 0"),
+        ({"prompt": "x", "model": "other"}, "model", "'tiny'"),
+        ({"messages": []}, "messages", "empty"),
+        ({"ids": []}, "prompt", "empty"),
+        ({"ids": [1] * 1000}, "prompt", "1000 tokens, but the prompt has 1000"),
+        ({"prompt": "x", "return_text": False}, "return_text", "both"),
+    ],
+)
+def test_bad_requests_are_rejected_naming_the_option(rig, options, param, text):
+    with pytest.raises(RequestRejected, match=text) as caught:
+        rig.client().generate(**options).text()
+    assert caught.value.param == param
+    assert rig.open_streams() == 0
+
+
+def test_a_budget_is_cut_at_the_context(rig):
+    rig.client().generate(ids=[1] * 990, max_tokens=50)
+    assert rig.engine.submit().budget == 10
+
+
+def test_loading_queue_full_and_draining_are_refused_with_a_time_to_come_back(make_rig):
+    rig = make_rig(max_num_seqs=1)
+    client = rig.client()
+    with pytest.raises(RequestRejected, match="loading") as caught:
+        client.generate("x").text()
+    assert (caught.value.code, caught.value.retry_after) == ("loading", 1.0)
+    rig.announce()
+    streams = [client.generate(ids=[1]) for _ in range(33)]
+    with pytest.raises(RequestRejected) as caught:
+        client.generate(ids=[1]).text()
+    assert (caught.value.code, caught.value.retry_after >= 1) == ("queue_full", True)
+    rig.drain()
+    with pytest.raises(RequestRejected) as caught:
+        client.generate(ids=[1]).text()
+    assert (caught.value.code, caught.value.retry_after) == ("draining", 30.0)
+    run(rig, rig.engine.submit(), ids_of(rig, "still"))
+    assert streams[0].text() == "still"
+
+
+def test_an_error_of_the_engine_ends_one_stream_alone(rig):
+    client = rig.client()
+    bad, good = client.generate("x"), client.generate("y")
+    first, second = rig.engine.submit(), rig.engine.submit()
+    rig.engine.step({}, ended=[(first.rid, "invalid_request")], errors=["no such id"])
+    with pytest.raises(RequestRejected, match="no such id"):
+        bad.text()
+    run(rig, second, ids_of(rig, "fine"))
+    assert good.text() == "fine"
+
+
+def test_steps_of_another_epoch_are_dropped(rig):
+    stream = rig.client().generate("x")
+    submit = rig.engine.submit()
+    rig.engine.step({submit.rid: 5}, epoch=99)
+    run(rig, submit, ids_of(rig, "right"))
+    assert stream.text() == "right"
+
+
+def test_all_streams_of_one_connection_share_a_message_per_step(rig):
+    raw = RawClient(rig)
+    raw.send(Hello(1))
+    for ref in range(3):
+        raw.send(Generate(ref, SamplingParams(), ids=b"\5\0\0\0"))
+    rids = [rig.engine.submit().rid for _ in range(3)]
+    rig.engine.step(dict.fromkeys(rids, ids_of(rig, "a")[0]))
+    message = raw.receive(Deltas)
+    assert (message.refs, message.texts, message.counts) == ([0, 1, 2], ["a"] * 3, [1] * 3)
+
+
+def test_without_credit_text_is_gathered_and_credit_releases_it(rig):
+    raw = RawClient(rig)
+    raw.send(Hello(1))
+    raw.send(Generate(1, SamplingParams(), ids=b"\5\0\0\0"))
+    rid = rig.engine.submit().rid
+    token = ids_of(rig, "a")[0]
+    for _ in range(WINDOW + 10):
+        rig.engine.step({rid: token})
+    received: list[str] = []
+    while len(received) < WINDOW:
+        received += raw.receive(Deltas).texts
+    assert received == ["a"] * WINDOW
+    rig.open_streams()
+    assert not raw.socket.poll(100)
+    raw.send(Credit([1], [1]))
+    message = raw.receive(Deltas)
+    assert (message.texts, message.counts) == (["a" * 10], [10])
+
+
+def test_a_reader_that_is_too_slow_loses_its_stream_alone(rig, monkeypatch):
+    monkeypatch.setattr("actors.streamer.actor.MAX_UNREAD", 1000)
+    raw = RawClient(rig)
+    raw.send(Hello(1))
+    raw.send(Generate(1, SamplingParams(), ids=b"\5\0\0\0", return_ids=True))
+    slow = rig.engine.submit().rid
+    good = rig.client().generate("x")
+    other = rig.engine.submit()
+    for _ in range(1000 // 4 + WINDOW + 1):
+        rig.engine.step({slow: 5})
+    assert raw.end().code == "slow_consumer"
+    assert rig.engine.abort() == [slow]
+    run(rig, other, ids_of(rig, "fine"))
+    assert good.text() == "fine"
+
+
+def test_a_silent_client_loses_its_streams(rig):
+    raw = RawClient(rig)
+    raw.send(Hello(1))
+    raw.send(Generate(1, SamplingParams(), ids=b"\5\0\0\0"))
+    rid = rig.engine.submit().rid
+    began = time.monotonic()
+    assert rig.engine.abort() == [rid]
+    assert 2.5 < time.monotonic() - began < 6
+    assert raw.end().outcome == "cancelled"
+
+
+def test_a_client_that_closed_its_socket_is_cancelled_at_the_next_send(rig):
+    raw = RawClient(rig)
+    raw.send(Hello(1))
+    raw.send(Generate(1, SamplingParams(), ids=b"\5\0\0\0"))
+    rid = rig.engine.submit().rid
+    raw.socket.close(linger=0)
+    token = ids_of(rig, "a")[0]
+    until = time.monotonic() + 5
+    while rig.open_streams() and time.monotonic() < until:
+        rig.engine.step({rid: token})
+    assert rig.engine.abort() == [rid]
+
+
+def test_a_deadline_ends_a_stream(rig):
+    with pytest.raises(RequestFailed) as caught:
+        rig.client().generate("x", timeout=0.3).text()
+    assert caught.value.code == "timeout"
+    assert rig.engine.abort() == [rig.engine.submit().rid]
+
+
+def test_a_lost_engine_ends_every_stream(rig):
+    stream = rig.client().generate("x")
+    rig.engine.submit()
+    rig.announce(engine=False)
+    with pytest.raises(RequestFailed) as caught:
+        stream.text()
+    assert caught.value.code == "engine_lost"
+
+
+def test_a_stop_order_ends_every_stream(make_rig):
+    rig = make_rig()
+    rig.announce()
+    stream = rig.client().generate("x")
+    rig.engine.submit()
+    rig.order(Stop("server_stopped", "bye"))
+    rig.stopped = True
+    with pytest.raises(RequestFailed, match="bye"):
+        stream.text()
+
+
+def test_tokenize_detokenize_and_models(rig):
+    client = rig.client()
+    assert client.tokenize("hello world") == ids_of(rig, "hello world")
+    assert client.tokenize(messages=[{"role": "user", "content": "hi"}]) == ids_of(rig, "hi")
+    assert client.detokenize([1, 2]) == "decoded"
+    assert [card.name for card in client.models()] == ["tiny"]
+
+
+def test_another_version_is_refused_naming_both(rig):
+    raw = RawClient(rig)
+    raw.send(Hello(99))
+    assert "99" in raw.receive(Refused).message
+    raw.send(Generate(1, SamplingParams(), ids=b"\5\0\0\0"))
+    assert "Hello" in raw.receive(Refused).message
+
+
+def test_garbage_is_answered_or_dropped_and_harms_nobody(rig):
+    stream = rig.client().generate("x")
+    submit = rig.engine.submit()
+    raw = RawClient(rig)
+    raw.send(b"\xff\xfe")
+    raw.send(Hello(1))
+    raw.receive(Welcome)
+    for frame in (b"", b"\x00", b"\x91" * 5000, encode(Welcome(1, 1, 1))):
+        raw.send(frame)
+        assert raw.receive(CallFailed).ref == -1
+    raw.socket.send_multipart([b"a", b"b", b"c"])
+    run(rig, submit, ids_of(rig, "fine"))
+    assert stream.text() == "fine"
+
+
+def test_a_ref_in_use_is_refused_and_the_first_stream_goes_on(rig):
+    raw = RawClient(rig)
+    raw.send(Hello(1))
+    request = Generate(1, SamplingParams(), ids=b"\5\0\0\0")
+    raw.send(request)
+    raw.send(request)
+    rid = rig.engine.submit().rid
+    assert "ref 1" in raw.end().message
+    assert rig.open_streams() == 1
+    rig.engine.step({rid: ids_of(rig, "a")[0]})
+    assert raw.receive(Deltas).texts == ["a"]
+
+
+def test_streams_of_many_threads_share_a_client(rig):
+    client = rig.client()
+    streams = [client.generate(f"{i}") for i in range(8)]
+    texts = {}
+    threads = [threading.Thread(target=lambda i=i, s=s: texts.update({i: s.text()})) for i, s in enumerate(streams)]
+    for thread in threads:
+        thread.start()
+    submits = [rig.engine.submit() for _ in streams]
+    for i, submit in enumerate(submits):
+        run(rig, submit, ids_of(rig, f"answer {i}"))
+    for thread in threads:
+        thread.join(10)
+    assert texts == {i: f"answer {i}" for i in range(8)}
+
+
+def test_a_server_that_vanishes_ends_streams_as_lost(make_rig):
+    rig = make_rig()
+    rig.announce()
+    context = zmq.Context()
+    silent = context.socket(zmq.ROUTER)
+    endpoint = f"ipc://{rig.run_dir}/silent"
+    silent.bind(endpoint)
+    from protocol import Client
+    from protocol.errors import ServerLost
+
+    def welcome():
+        identity, _ = silent.recv_multipart()
+        silent.send_multipart([identity, encode(Welcome(1, 5, 64))])
+
+    thread = threading.Thread(target=welcome)
+    thread.start()
+    with Client(endpoint=endpoint) as client:
+        thread.join()
+        began = time.monotonic()
+        with pytest.raises(ServerLost, match="silent"):
+            client.generate("x").text()
+        assert 2.5 < time.monotonic() - began < 6
+    context.destroy(linger=0)
