@@ -144,8 +144,11 @@ def _load_with_transformers(folder: Path, trust_remote_code: bool) -> TextTokeni
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # a model's own code may raise anything
+        reason = " ".join(str(error).split())
         hint = "" if trust_remote_code else "; if it needs code of its own, allow it with --trust-remote-code"
-        raise ValueError(f"no tokenizer could be loaded from {folder}: {error}{hint}") from None
+        raise ValueError(
+            f"{folder} holds no tokenizer.json, and transformers finds no other tokenizer there ({reason}){hint}"
+        ) from None
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if isinstance(backend, tokenizers.Tokenizer):
         return LibraryTokenizer(backend)

@@ -1,7 +1,7 @@
 """Stop strings against their definition, for every way of cutting the text."""
 
 import time
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -32,18 +32,30 @@ def cut(text: str, at: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(edges)]
 
 
-alphabets = st.sampled_from(["ab", "abc", "a", "aé😀"])
-
-
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[str, list[str], list[int]]:
-    alphabet = draw(alphabets)
-    text = draw(st.text(alphabet, max_size=40))
-    stops = draw(st.lists(st.text(alphabet, min_size=1, max_size=8), min_size=1, max_size=5))
-    return text, stops, draw(st.lists(st.integers(0, 40), max_size=12))
+    """A text made of beginnings of the stop strings, the stop strings, and places to cut the text at."""
+    alphabet = draw(st.sampled_from(["ab", "abc", "aé😀"]))
+    stops = draw(st.lists(st.text(alphabet, min_size=1, max_size=8), min_size=1, max_size=4))
+    beginnings = st.builds(lambda stop, size: stop[:size], st.sampled_from(stops), st.integers(1, 7))
+    text = "".join(draw(st.lists(beginnings | st.sampled_from(alphabet), max_size=10)))
+    return text, stops, draw(st.lists(st.integers(0, 60), max_size=12))
 
 
-@settings(max_examples=2000, deadline=None)
+def words(alphabet: str, longest: int) -> list[str]:
+    return ["".join(chars) for size in range(longest + 1) for chars in product(alphabet, repeat=size)]
+
+
+def test_every_short_text_with_every_pair_of_stop_strings() -> None:
+    texts = words("ab", 7)
+    for stops in combinations(words("ab", 4)[1:], 2):
+        for text in texts:
+            expected = definition(text, list(stops))
+            assert stream(list(text), list(stops)) == expected
+            assert stream([text], list(stops)) == expected
+
+
+@settings(max_examples=1000, deadline=None)
 @given(cases())
 def test_any_cut_gives_what_the_definition_says(case: tuple[str, list[str], list[int]]) -> None:
     text, stops, at = case

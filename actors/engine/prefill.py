@@ -1,0 +1,151 @@
+"""`Prefill`: rows whose prompts are being computed, until they join the decode batch.
+
+Used by `actors.engine.engine` on the engine's one thread. Launches work on the device and waits for none of it.
+
+Short prompts that fit one turn whole are run together, padded on the right and sorted by length so that little
+is padding. Longer ones run alone, chunk by chunk, in forwards of at most `forward_tokens`: batching gains
+nothing there. No logits are computed: they are lazy and nobody asks for them, and the last token of each prompt
+is left to the row's first decode step.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from actors.engine.model import Cache, Model, start_eval
+from actors.engine.sampler import RowOptions
+from actors.engine.scheduler import Chunk
+
+Ids = npt.NDArray[np.uint32]
+
+GROUP_ROWS = 32
+GROUP_TOKENS = 512  # a longer prompt runs alone
+GROUP_WASTE = 1.25  # padded tokens per real one, at most
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One request as the batch sees it: all ids to compute, then what its sampler needs."""
+
+    rid: int
+    ids: Ids
+    options: RowOptions
+
+
+class Joining(msgspec.Struct, frozen=True):
+    """Rows ready to decode: batched caches that hold all of their ids but the last, in the order of `rows`."""
+
+    rows: list[Row]
+    caches: list[Cache]
+
+
+class Prefill:
+    """Caches of the rows that are prefilling."""
+
+    def __init__(self, model: Model, forward_tokens: int) -> None:
+        self._model = model
+        self._forward_tokens = forward_tokens
+        self._rows: dict[int, Row] = {}
+        self._caches: dict[int, list[Cache]] = {}
+        self._grouped: list[Joining] = []
+        self._launched: list[Any] = []
+
+    def add(self, row: Row) -> None:
+        """A row that will come up in chunks."""
+        self._rows[row.rid] = row
+
+    def remove(self, rids: Iterable[int]) -> None:
+        """Forget these rows; unknown ones are normal."""
+        for rid in rids:
+            self._rows.pop(rid, None)
+            self._caches.pop(rid, None)
+
+    def run(self, chunks: list[Chunk]) -> None:
+        """Launch the chunks of one turn. Those that are `whole` must be joined in the same turn."""
+        self._launched = []
+        short = [chunk for chunk in chunks if chunk.whole and chunk.tokens <= GROUP_TOKENS]
+        short.sort(key=lambda chunk: chunk.tokens)
+        for group in group_by_length([chunk.tokens for chunk in short]):
+            self._run_group([short[i].rid for i in group])
+        for chunk in chunks:
+            if not (chunk.whole and chunk.tokens <= GROUP_TOKENS):
+                self._run_alone(chunk)
+
+    def wait(self) -> None:
+        """Wait until the chunks launched last are computed."""
+        mx.eval(self._launched)
+
+    def join(self, rids: list[int]) -> list[Joining]:
+        """Hand over these rows, whose prompts are launched but for their last tokens."""
+        joining, self._grouped = self._grouped, []
+        grouped = {row.rid for group in joining for row in group.rows}
+        alone = [rid for rid in rids if rid not in grouped]
+        if alone:
+            rows = [self._rows.pop(rid) for rid in alone]
+            caches = [self._caches.pop(rid) if rid in self._caches else self._model.new_caches() for rid in alone]
+            joining.append(Joining(rows, _merge(caches)))
+        return joining
+
+    def _run_group(self, rids: list[int]) -> None:
+        rows = [self._rows.pop(rid) for rid in rids]
+        lengths = [len(row.ids) - 1 for row in rows]
+        longest = max(lengths)
+        ids = np.zeros((len(rows), longest), np.uint32)
+        for place, row in enumerate(rows):
+            ids[place, : lengths[place]] = row.ids[:-1]
+        caches = _merge([self._model.new_caches() for _ in rows])
+        for cache in caches:
+            cache.finalize()  # an empty recurrent cache comes out of a merge with padding of none to mask
+        padding = [longest - length for length in lengths]
+        if any(padding):
+            for cache in caches:
+                cache.prepare(lengths=lengths, right_padding=padding)
+        self._forward(ids, caches)
+        for cache in caches:
+            cache.finalize()
+        self._launch(caches)
+        self._grouped.append(Joining(rows, caches))
+
+    def _run_alone(self, chunk: Chunk) -> None:
+        caches = self._caches.get(chunk.rid)
+        if caches is None:
+            caches = self._caches[chunk.rid] = self._model.new_caches()
+        ids = self._rows[chunk.rid].ids[chunk.start : chunk.start + chunk.tokens]
+        self._forward(ids[None], caches)
+        self._launch(caches)
+
+    def _forward(self, ids: Ids, caches: list[Cache]) -> None:
+        for start in range(0, ids.shape[1], self._forward_tokens):
+            self._model.forward(mx.array(ids[:, start : start + self._forward_tokens]), caches)
+            # Each forward is launched by itself: as one graph all of them would hold their memory together.
+            start_eval([cache.state for cache in caches])
+
+    def _launch(self, caches: list[Cache]) -> None:
+        state = [cache.state for cache in caches]
+        start_eval(state)
+        self._launched.append(state)
+
+
+def group_by_length(lengths: list[int]) -> list[range]:
+    """Cut rows, sorted by length, into runs of places to batch together.
+
+    A run has at most GROUP_ROWS rows, and padding them to the longest costs at most GROUP_WASTE times their tokens.
+    """
+    groups: list[range] = []
+    start, tokens = 0, 0
+    for place, length in enumerate(lengths):
+        rows = place - start + 1
+        if rows > 1 and (rows > GROUP_ROWS or rows * length > GROUP_WASTE * (tokens + length)):
+            groups.append(range(start, place))
+            start, tokens = place, 0
+        tokens += length
+    if lengths:
+        groups.append(range(start, len(lengths)))
+    return groups
+
+
+def _merge(rows: list[list[Cache]]) -> list[Cache]:
+    return [type(layer[0]).merge(layer) for layer in zip(*rows, strict=True)]

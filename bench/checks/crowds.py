@@ -1,0 +1,179 @@
+"""Checks with many clients at once: all connections taken, all streams completed, the vanished ones dropped."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import uvloop
+
+from bench.ask import post
+from bench.checks.report import Report
+from bench.harness import POLL, ROOT, RunningServer, wait_until
+from bench.load.driver import Progress, make_load, run_load
+from bench.load.memory import PeakMemory
+from bench.load.over_http import Exchange, HttpLoad, build_request
+from bench.load.plan import Plan
+from bench.load.summary import Summary, summarize
+
+
+async def reached(condition: Callable[[], bool], seconds: float, what: str) -> float:
+    """`wait_until` for the event loop; the condition may block. Raises TimeoutError."""
+    began = time.monotonic()
+    while not await asyncio.to_thread(condition):
+        if time.monotonic() - began > seconds:
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
+        await asyncio.sleep(POLL)
+    return time.monotonic() - began
+
+
+def connections(report: Report, server: RunningServer, count: int) -> None:
+    """`count` connections opened at the same time are all accepted, and a request on each is answered."""
+    statuses, seconds = uvloop.run(_connections(server, count))
+    report.measured("connections", count)
+    report.measured("seconds_to_all_connected", round(seconds, 3))
+    report.measured("answered_200", statuses.count(200))
+    report.expect(len(statuses) == count, "every connection was accepted", len(statuses))
+    report.expect(statuses.count(200) == count, "every request was answered with 200", statuses)
+
+
+async def _connections(server: RunningServer, count: int) -> tuple[list[int], float]:
+    body = json.dumps({"prompt": [1000, 1001], "max_tokens": 2, "ignore_eos": True}).encode()
+    request = build_request(server.url, "/v1/completions", body)
+    everyone = asyncio.Barrier(count)
+    began = time.monotonic()
+    connected: list[float] = []
+
+    async def one() -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        connected.append(time.monotonic() - began)
+        await everyone.wait()  # all are open at once before the first one asks
+        writer.write(request)
+        head = await reader.readline()
+        writer.close()
+        return int(head.split()[1])
+
+    async with asyncio.timeout(120):
+        answers = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
+    return [answer for answer in answers if isinstance(answer, int)], max(connected)
+
+
+def stress(report: Report, server: RunningServer, plan: Plan) -> None:
+    """Every request of the plan completes with exactly the tokens asked for."""
+    summary = uvloop.run(_stress(server, plan))
+    for name, value in msgspec.to_builtins(summary).items():
+        report.measured(name, value)
+    report.expect(
+        summary.completed == plan.requests, f"{plan.requests} of {plan.requests} complete", summary.failures
+    )
+    report.expect(summary.failed == 0, "none failed", summary.failures)
+
+
+async def _stress(server: RunningServer, plan: Plan) -> Summary:
+    memory = PeakMemory(server.pids())
+    async with make_load(plan, url=server.url, endpoint=server.endpoint) as load, memory.watch():
+        outcomes = await run_load(load, Progress(plan))
+    return summarize(plan, outcomes, memory.peaks)
+
+
+def vanish_http(report: Report, server: RunningServer, streams: int, max_tokens: int) -> None:
+    """Half of the HTTP streams are closed abruptly: within 1 s the engine runs the others, which complete."""
+    plan = Plan(via="http", streams=streams, requests=streams, prompt_tokens=16, max_tokens=max_tokens)
+    seconds, completed = uvloop.run(_vanish_http(server, plan))
+    _judge_vanished(report, streams, seconds, completed, limit=1.0)
+    server.wait_idle()
+
+
+async def _vanish_http(server: RunningServer, plan: Plan) -> tuple[float, int]:
+    progress = Progress(plan)
+    half = plan.streams // 2
+
+    def all_streaming() -> bool:
+        return len(progress.outcomes) == plan.streams and all(o.arrivals >= 3 for o in progress.outcomes)
+
+    async with HttpLoad(plan, server.url) as load:
+        running = asyncio.create_task(run_load(load, progress))
+        await reached(all_streaming, 60, "every stream has had tokens")
+        for index in range(half):
+            load.open[index].abort()
+        seconds = await reached(lambda: _runs_only(server, plan.streams - half), 10, "the engine runs half")
+        outcomes = await running
+    return seconds, sum(not outcome.error for outcome in outcomes[half:])
+
+
+def _runs_only(server: RunningServer, count: int) -> bool:
+    load = server.load()
+    return load["running"] == count and load["prefilling"] == load["waiting"] == 0
+
+
+def _judge_vanished(report: Report, streams: int, seconds: float, completed: int, limit: float) -> None:
+    rest = streams - streams // 2
+    report.measured("streams", streams)
+    report.measured("seconds_until_half_runs", round(seconds, 3))
+    report.measured("others_completed", completed)
+    report.expect(seconds <= limit, f"within {limit:g} s the engine runs only the other half", seconds)
+    report.expect(completed == rest, f"the {rest} others complete in full length", completed)
+
+
+def vanish_zmq(report: Report, server: RunningServer, streams: int, max_tokens: int) -> None:
+    """Of two client processes with half of the streams each one is killed: within 4 s the engine runs the
+    other's streams alone, and those complete."""
+    half = streams // 2
+    with TemporaryDirectory() as folder:
+        result = Path(folder, "survivor.json")
+        survivor = _client_process(server, streams - half, max_tokens, "--json", str(result))
+        victim = _client_process(server, half, max_tokens, "--seed", "1")
+        try:
+            wait_until(lambda: _runs_only(server, streams), 60, f"the engine runs {streams}")
+            step = server.load()["step"]
+            wait_until(lambda: server.load()["step"] >= step + 3, 30, "all streams have had tokens")
+            victim.kill()
+            seconds = wait_until(lambda: _runs_only(server, streams - half), 15, "the engine runs half")
+            code = survivor.wait(300)
+        finally:
+            for process in (survivor, victim):
+                process.kill()
+                process.wait()
+        completed = json.loads(result.read_text())["result"]["completed"] if result.exists() else 0
+    _judge_vanished(report, streams, seconds, completed, limit=4.0)
+    report.expect(code == 0, "the surviving client saw no failure", code)
+    server.wait_idle()
+
+
+def _client_process(server: RunningServer, streams: int, max_tokens: int, *more: str) -> "subprocess.Popen[bytes]":
+    script = str(ROOT / "bench" / "stress.py")
+    command = [sys.executable, script, "--via", "zmq", "--endpoint", server.endpoint, "--quiet"]
+    command += ["--streams", str(streams), "--prompt-tokens", "16", "--max-tokens", str(max_tokens), *more]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def vanish_unstreamed(report: Report, server: RunningServer, count: int) -> None:
+    """Clients that wait for a whole answer and go away have their streams dropped within 1 s as well."""
+    seconds = uvloop.run(_vanish_unstreamed(server, count))
+    report.measured("unstreamed_requests", count)
+    report.measured("seconds_until_idle", round(seconds, 3))
+    report.expect(seconds <= 1.0, "within 1 s the engine runs nothing", seconds)
+    answer = post(f"{server.url}/v1/completions", {"prompt": "a", "max_tokens": 1})
+    report.expect(answer.status == 200, "it serves on", answer.body)
+
+
+async def _vanish_unstreamed(server: RunningServer, count: int) -> float:
+    body = json.dumps({"prompt": [1000, 1001], "max_tokens": 20_000, "ignore_eos": True}).encode()
+    request = build_request(server.url, "/v1/completions", body)
+    loop = asyncio.get_running_loop()
+    exchanges = []
+    for _ in range(count):
+        _, exchange = await loop.create_connection(
+            lambda: Exchange(request, lambda _: None), "127.0.0.1", server.port
+        )
+        exchanges.append(exchange)
+    await reached(lambda: _runs_only(server, count), 60, f"the engine runs {count}")
+    for exchange in exchanges:
+        exchange.abort()
+    await asyncio.wait([exchange.finished for exchange in exchanges])
+    return await reached(server.is_idle, 10, "the engine is idle")

@@ -1,0 +1,88 @@
+"""Checks of sudden death: one process is killed, and everything else ends soon and in order."""
+
+import asyncio
+import json
+import time
+
+import uvloop
+
+from bench.checks.crowds import reached
+from bench.checks.report import Report
+from bench.harness import RunningServer, wait_until
+from bench.load.driver import Progress, run_load
+from bench.load.outcome import Outcome
+from bench.load.over_http import Exchange, HttpLoad, build_request
+from bench.load.over_zmq import ZmqLoad
+from bench.load.plan import Plan
+
+LIMIT = 5.0  # seconds within which everything has to be over
+ENDLESS = 30_000  # tokens, more than a stream can get before the kill
+
+
+def kill(report: Report, server: RunningServer, actor: str, streams: int) -> None:
+    """SIGKILL `actor` while streams run over HTTP and ZeroMQ: within 5 s no process of the server is left, and
+    every client got an end. Unless it was killed itself, `serve` exits non-zero and names the cause last."""
+    server.pids()
+    killed, outcomes, plain_ended = uvloop.run(_kill(server, actor, streams))
+    slowest = max(outcome.ended - killed for outcome in outcomes)
+    report.measured("streams", len(outcomes))
+    report.measured("seconds_until_last_client_ended", round(slowest, 2))
+    for reason in sorted({outcome.error for outcome in outcomes}):
+        report.measured(f"ends_{reason or 'without_error'}", sum(o.error == reason for o in outcomes))
+    report.expect(all(outcome.error for outcome in outcomes), "every stream ended with an error")
+    report.expect(slowest <= LIMIT, f"every client got its end within {LIMIT:g} s", slowest)
+    report.expect(plain_ended - killed <= LIMIT, "a request without streaming ended too", plain_ended - killed)
+    try:
+        wait_until(lambda: not server.leftover(), max(0.0, killed + LIMIT - time.monotonic()), "nothing is left")
+        left = []
+    except TimeoutError:
+        left = [" ".join(process.cmdline()[-8:]) for process in server.leftover()]
+    report.measured("seconds_until_no_process_left", round(time.monotonic() - killed, 2))
+    report.expect(not left, f"within {LIMIT:g} s no process is left", left)
+    if actor != "supervisor":
+        code = server.exit_code()
+        last = "\n".join(server.log().splitlines()[-5:])
+        report.measured("exit_code", code)
+        report.measured("last_output", last)
+        report.expect(code not in (None, 0), "serve exits non-zero", code)
+        report.expect(actor in last, f"its last output names {actor}", last)
+
+
+async def _kill(server: RunningServer, actor: str, streams: int) -> tuple[float, list[Outcome], float]:
+    plans = [
+        Plan(via=via, streams=streams, requests=streams, prompt_tokens=16, max_tokens=ENDLESS, seed=seed)
+        for seed, via in enumerate(("http", "zmq"))
+    ]
+    over_http, over_zmq = (Progress(plan) for plan in plans)
+
+    def all_streaming() -> bool:
+        outcomes = over_http.outcomes + over_zmq.outcomes
+        return len(outcomes) == 2 * streams and all(outcome.arrivals >= 2 for outcome in outcomes)
+
+    async with HttpLoad(plans[0], server.url) as http, ZmqLoad(plans[1], server.endpoint) as zmq:
+        plain = asyncio.create_task(_unstreamed(server))
+        loads = [asyncio.create_task(run_load(http, over_http)), asyncio.create_task(run_load(zmq, over_zmq))]
+        await reached(all_streaming, 60, "every stream has had tokens")
+        await asyncio.to_thread(server.kill, actor)
+        killed = time.monotonic()
+        await asyncio.wait([*loads, plain], timeout=2 * LIMIT)
+        for progress in (over_http, over_zmq):
+            for outcome in progress.outcomes:
+                if not outcome.ended:
+                    outcome.end("still open after twice the limit")
+        plain_ended = plain.result() if plain.done() else float("inf")
+        for task in (*loads, plain):
+            task.cancel()
+        await asyncio.wait([*loads, plain])
+    return killed, over_http.outcomes + over_zmq.outcomes, plain_ended
+
+
+async def _unstreamed(server: RunningServer) -> float:
+    """When a request without streaming got its end: an answer, or its connection closed."""
+    body = json.dumps({"prompt": [1000, 1001], "max_tokens": ENDLESS, "ignore_eos": True}).encode()
+    request = build_request(server.url, "/v1/completions", body)
+    loop = asyncio.get_running_loop()
+    _, exchange = await loop.create_connection(lambda: Exchange(request, lambda _: None), "127.0.0.1", server.port)
+    await asyncio.wait([exchange.finished])
+    exchange.finished.exception()
+    return time.monotonic()

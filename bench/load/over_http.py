@@ -1,0 +1,217 @@
+"""The HTTP side of the load: one POST per connection, its answer read as server-sent events.
+
+Written on asyncio's protocols and httptools, so that hundreds of streams cost the machine little beside the
+server. Runs on the event loop of the load process.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+from bench.load.outcome import Outcome
+from bench.load.plan import Plan, prompt_ids
+
+
+class Choice(msgspec.Struct):
+    """What we read of a choice in a chunk of `/v1/completions`."""
+
+    text: str = ""
+    finish_reason: str | None = None
+
+
+class UsageBody(msgspec.Struct):
+    """OpenAI's token counts."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class ErrorBody(msgspec.Struct):
+    """OpenAI's error object."""
+
+    message: str = ""
+    code: str | int | None = None
+
+
+class Event(msgspec.Struct):
+    """One event of a stream, or the body of an error response."""
+
+    choices: list[Choice] = []
+    usage: UsageBody | None = None
+    error: ErrorBody | None = None
+
+
+_decode_event = msgspec.json.Decoder(Event).decode
+
+
+def error_text(error: ErrorBody) -> str:
+    """An error object as one line."""
+    return f"{error.code}: {error.message}" if error.code else error.message
+
+
+class Exchange(asyncio.Protocol):
+    """One request and its response on a connection of its own.
+
+    `on_data` gets the payload of each `data:` line as it arrives. `finished` resolves once the response is
+    complete, or with the error that ended it early.
+    """
+
+    def __init__(self, request: bytes, on_data: Callable[[bytes], None]) -> None:
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.status = 0
+        self.body = bytearray()
+        self._request = request
+        self._on_data = on_data
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+
+    def abort(self) -> None:
+        """Close the connection at once, as a client does that vanishes."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Called by the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except Exception as error:
+            self._fail(ConnectionError(f"unreadable response: {error!r}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(ConnectionError(f"connection closed before the end ({error or 'by the server'})"))
+
+    # Called by the parser.
+
+    def on_status(self, _: bytes) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+        if self.status != 200:
+            return
+        while (end := self.body.find(b"\n")) >= 0:
+            line = bytes(self.body[:end]).rstrip(b"\r")
+            del self.body[: end + 1]
+            if line.startswith(b"data:"):
+                self._on_data(line[5:].strip())
+
+    def on_message_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if not self.finished.done():
+            self.finished.set_result(None)
+        if self._transport is not None:
+            self._transport.close()
+
+    def _fail(self, error: Exception) -> None:
+        if not self.finished.done():
+            self.finished.set_exception(error)
+        self.abort()
+
+
+def build_request(url: str, path: str, body: bytes) -> bytes:
+    """The bytes of one POST of JSON."""
+    parts = urlsplit(url)
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\naccept: text/event-stream\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class HttpLoad:
+    """Runs requests of a plan over HTTP. `open` maps the index of a request in flight to its connection."""
+
+    def __init__(self, plan: Plan, url: str) -> None:
+        self.plan = plan
+        self.url = url
+        self.open: dict[int, Exchange] = {}
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+
+    async def __aenter__(self) -> "HttpLoad":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for exchange in list(self.open.values()):
+            exchange.abort()
+
+    def request(self, index: int) -> bytes:
+        """The bytes of request `index`."""
+        plan = self.plan
+        body = {
+            "model": plan.model,
+            "prompt": prompt_ids(plan, index),
+            "max_tokens": plan.max_tokens,
+            "temperature": plan.temperature,
+            "top_p": plan.top_p,
+            "seed": index,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if not plan.model:
+            del body["model"]
+        return build_request(self.url, "/v1/completions", msgspec.json.encode(body))
+
+    async def run(self, index: int, outcome: Outcome) -> None:
+        """Run request `index` to its end and write down how it went."""
+        finish_reason: str | None = None
+        done = False
+
+        def on_data(data: bytes) -> None:
+            nonlocal finish_reason, done
+            if data == b"[DONE]":
+                done = True
+                return
+            event = _decode_event(data)
+            if event.error is not None:
+                outcome.error = outcome.error or error_text(event.error)
+            if event.usage is not None:
+                outcome.prompt_tokens = event.usage.prompt_tokens
+                outcome.completion_tokens = event.usage.completion_tokens
+            for choice in event.choices:
+                if choice.text:
+                    outcome.token()
+                finish_reason = choice.finish_reason or finish_reason
+
+        exchange = None
+        error = ""
+        request = self.request(index)
+        outcome.begin()
+        try:
+            loop = asyncio.get_running_loop()
+            _, exchange = await loop.create_connection(lambda: Exchange(request, on_data), self._host, self._port)
+            self.open[index] = exchange
+            await exchange.finished
+        except OSError as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        finally:
+            self.open.pop(index, None)
+            if exchange is not None:
+                exchange.abort()
+        if exchange is not None and not error:
+            error = self._judge(exchange, finish_reason, done)
+        outcome.end(outcome.error or error)
+
+    def _judge(self, exchange: Exchange, finish_reason: str | None, done: bool) -> str:
+        if exchange.status != 200:
+            text = bytes(exchange.body[:300]).decode(errors="replace")
+            with contextlib.suppress(msgspec.DecodeError):
+                body = msgspec.json.decode(exchange.body, type=Event).error
+                text = error_text(body) if body else text
+            return f"HTTP {exchange.status} {text}"
+        if not done:
+            return "the stream ended without [DONE]"
+        if finish_reason != "length":
+            return f"finish_reason is {finish_reason}, not length"
+        return ""

@@ -1,0 +1,157 @@
+"""Run named checks of what the project promises; each prints what it measured and PASS or FAIL.
+
+    python bench/verify.py NAME…      run these, one after the other
+    python bench/verify.py --list     say what there is
+
+A check takes at most ten minutes. Its figures go to `bench/results/NAME.json`. Exit code 1 when one fails.
+"""
+
+import argparse
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.checks import answers, crowds, deaths, interference, neighbours, project, refusals, rooms
+from bench.checks.report import Report
+from bench.facts import machine_facts
+from bench.harness import ROOT, RunningServer, kill_all
+from bench.load.plan import Plan
+from bench.models import DEMO, tiny_model
+
+LIMIT = 600.0  # seconds a check may take
+RESULTS = ROOT / "bench" / "results"
+
+Check = Callable[[Report], None]
+ServerCheck = Callable[[Report, RunningServer], None]
+
+
+def on_demo(check: ServerCheck) -> Check:
+    """Run a check on a server with the demo model."""
+
+    def run(report: Report) -> None:
+        with RunningServer(DEMO, ready_seconds=300) as server:
+            check(report, server)
+
+    return run
+
+
+def on_tiny(check: ServerCheck, *arguments: str) -> Check:
+    """Run a check on a server with the tiny model."""
+
+    def run(report: Report) -> None:
+        with RunningServer(tiny_model(), *arguments) as server:
+            check(report, server)
+
+    return run
+
+
+def stress(via: str) -> Check:
+    """256 streams of 64 tokens with distinct prompts of 220 tokens, all at once."""
+    plan = Plan(via=via, streams=256, requests=256, prompt_tokens=220, max_tokens=64, vocab_size=49_152)
+    return on_tiny(lambda report, server: crowds.stress(report, server, plan))
+
+
+def vanish_http(report: Report, server: RunningServer) -> None:
+    """200 streams, and twenty requests without streaming."""
+    crowds.vanish_http(report, server, streams=200, max_tokens=150)
+    crowds.vanish_unstreamed(report, server, 20)
+
+
+def kill(actor: str) -> Check:
+    """Kill one process of a server with two HTTP workers under 16 streams."""
+    return on_tiny(lambda report, server: deaths.kill(report, server, actor, 8), "--http-workers", "2")
+
+
+CHECKS: dict[str, Check] = {
+    "fresh-clone": project.fresh_clone,
+    "fresh-test": project.fresh_test,
+    "paris": on_demo(answers.paris),
+    "stop-strings": on_demo(answers.stop_strings),
+    "bad-stop": on_tiny(refusals.bad_stop),
+    "lone-surrogate": on_tiny(refusals.lone_surrogate),
+    "connections-256": on_tiny(lambda report, server: crowds.connections(report, server, 256)),
+    "stress-256-http": stress("http"),
+    "stress-256-zmq": stress("zmq"),
+    "vanish-http": on_tiny(vanish_http),
+    "vanish-zmq": on_tiny(lambda report, server: crowds.vanish_zmq(report, server, 200, 150)),
+    "tokenize-itl": on_tiny(
+        lambda report, server: interference.tokenize_itl(
+            report, server, streams=16, tokens=200_000, rounds=8, seconds=6.0
+        )
+    ),
+    "kill-supervisor": kill("supervisor"),
+    "kill-engine": kill("engine"),
+    "kill-streamer": kill("streamer"),
+    "kill-http": kill("http0"),
+    "two-servers": lambda report: neighbours.two_servers(report, tiny_model()),
+    "check": project.make_check,
+    "rooms": on_tiny(rooms.rooms, "--http-workers", "2", "--tokenizers", "2"),
+}
+
+
+def give_up(name: str) -> None:
+    """End this process, and the servers it started, when a check doesn't come to an end."""
+    print(f"FAIL {name}: not done within {LIMIT:g} s", flush=True)
+    kill_all()
+    os._exit(1)
+
+
+def run_check(name: str) -> bool:
+    """Run one check, print and write down what it found; whether it passed."""
+    print(name, flush=True)
+    report = Report(lambda line: print(line, flush=True))
+    watchdog = threading.Timer(LIMIT, give_up, [name])
+    watchdog.daemon = True
+    watchdog.start()
+    began = time.monotonic()
+    try:
+        CHECKS[name](report)
+    except Exception as error:
+        traceback.print_exc()
+        report.expect(False, f"the check ran to its end ({type(error).__name__})")
+    finally:
+        watchdog.cancel()
+    passed = not report.failures
+    seconds = time.monotonic() - began
+    result = {
+        "check": name,
+        "passed": passed,
+        "command": f"make verify-{name}",
+        "seconds": round(seconds, 1),
+        "figures": report.figures,
+        "failures": report.failures,
+        "machine": machine_facts(),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    encoded = msgspec.json.format(msgspec.json.encode(result), indent=2)
+    (RESULTS / f"{name}.json").write_bytes(encoded + b"\n")
+    print(f"{'PASS' if passed else 'FAIL'} {name} ({seconds:.1f} s)", flush=True)
+    return passed
+
+
+def main() -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="print the names of all checks")
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(CHECKS))
+        return 0
+    unknown = [name for name in args.names if name not in CHECKS]
+    if unknown or not args.names:
+        parser.error(f"no check called {', '.join(unknown)}" if unknown else "name a check, or see --list")
+    results = [run_check(name) for name in args.names]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""`GET /health`, `GET /ready` and `GET /v1/models`: what the worker knows of the system, without asking anyone."""
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from protocol.errors import LOADING, MODEL_NOT_FOUND
+from server.backend import Backend
+from server.errors import ApiError
+from server.schemas import HealthActor, HealthBody, HealthEngine, ModelBody, ModelListBody
+
+_NO_CACHE = {"cache-control": "no-store"}
+
+
+class HealthEndpoints:
+    """The endpoints that only read the `Backend`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def health(self, _request: Request) -> Response:
+        """The state of the system: 200 when it is ok or degraded, else 503."""
+        state = self._backend.state
+        status = self._backend.status
+        engine = state.engine
+        body = HealthBody(
+            status=status,
+            model=self._backend.model,
+            actors=[HealthActor(actor.name, actor.pid, actor.state, actor.epoch) for actor in state.actors],
+            engine=HealthEngine(engine.step, engine.running, engine.prefilling, engine.waiting),
+            message=state.message if status == "failed" else UNSET,
+        )
+        return _json(body, 200 if status in ("ok", "degraded") else 503)
+
+    async def ready(self, _request: Request) -> Response:
+        """200 once requests can be served, else the error they would get."""
+        self._backend.client()
+        return _json({"status": self._backend.status})
+
+    async def models(self, _request: Request) -> Response:
+        """The models that can be asked for. Raises ApiError while none is loaded."""
+        return _json(ModelListBody([self._model()]))
+
+    async def model(self, request: Request) -> Response:
+        """One model by name. Raises ApiError when there is none of that name."""
+        model = self._model()
+        if request.path_params["name"] != model.id:
+            text = f"the model {request.path_params['name']!r} does not exist here; this server has {model.id!r}"
+            raise ApiError(MODEL_NOT_FOUND, text, param="model")
+        return _json(model)
+
+    def _model(self) -> ModelBody:
+        card = self._backend.card
+        if card is None:
+            raise ApiError(LOADING, "the model is still loading")
+        return ModelBody(card.name, card.created, card.context)
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, _NO_CACHE, media_type="application/json")

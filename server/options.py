@@ -1,0 +1,34 @@
+"""`HttpOptions`: the settings of one HTTP worker, written by the CLI and passed to the process as JSON."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class HttpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of an HTTP worker. Times are in seconds.
+
+    `model_name` is what clients may write in `model`.
+    `allow_origins` are the origins (or `*`) that CORS lets in; empty means no CORS headers at all.
+    `keepalive_interval` is how long an SSE response may stay silent until a comment is sent, for proxies.
+    `max_body_bytes` bounds a request's body; ids of such a body still fit the largest ZeroMQ message.
+    `max_header_bytes` bounds the request line and headers together.
+    `body_timeout` is how long a client may take to send the body.
+    `send_timeout` is how long a client may leave a response unread until its connection is closed.
+    `idle_timeout` is how long a connection may stay open between requests, or without sending a whole header.
+    `request_timeout` ends a request that takes longer; None leaves it to the streamer's own limit.
+    `log_level` is that of structlog.
+    """
+
+    model_name: str
+    allow_origins: list[str] = []
+    keepalive_interval: Seconds = 5.0
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=32 << 20)] = 16 << 20
+    max_header_bytes: Annotated[int, Meta(ge=1024)] = 64 << 10
+    body_timeout: Seconds = 60.0
+    send_timeout: Seconds = 120.0
+    idle_timeout: Annotated[int, Meta(ge=1)] = 75
+    request_timeout: Seconds | None = None
+    log_level: str = "info"

@@ -1,0 +1,165 @@
+"""A request's body: read from the connection within limits, and decoded with errors that name the field.
+
+Called by the endpoints, on the event loop.
+"""
+
+import asyncio
+import json
+import re
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+from starlette.types import Receive, Scope
+
+from server.errors import BODY_TIMEOUT, BODY_TOO_LARGE, ApiError, invalid
+from server.unsupported import HARMLESS, check_unsupported
+
+log = structlog.get_logger()
+
+MAX_DEPTH = 64  # nested arrays and objects inside a free-form value
+MAX_LOGGED_NAMES = 256
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_WHERE = re.compile(r" - at `(?P<key>key in )?\$\.?(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+
+_ignored_names: set[str] = set()
+
+
+class ClientGone(Exception):
+    """The client left before its request was read."""
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: float) -> bytes:
+    """Read the whole body.
+
+    Raises ApiError when it is larger than `max_bytes` or takes longer than `seconds`, ClientGone when the
+    client leaves.
+    """
+    too_large = ApiError(BODY_TOO_LARGE, f"the request's body is larger than {max_bytes} bytes")
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
+            raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                if len(body) > max_bytes:
+                    raise too_large
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise ApiError(BODY_TIMEOUT, f"the request's body did not arrive within {seconds:g} s") from None
+
+
+def decode_request(body: bytes, kind: type[T], unsupported: dict[str, tuple[Any, ...]]) -> T:
+    """Decode a body as `kind`, refusing options that are in `unsupported`.
+
+    Unknown fields are ignored, and logged once per name. Raises ApiError naming the field or the place.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        check_unsupported(fields, unsupported)
+        request = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error)) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise _malformed(body, error) from None
+    _note_unknown(fields.keys() - unsupported.keys() - set(kind.__struct_fields__) - HARMLESS)
+    return request
+
+
+def convert_field(value: Any, kind: Any, field: str) -> Any:
+    """Check a decoded value of `field` against `kind`. Raises ApiError naming the place inside it."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error), field) from None
+
+
+def check_depth(value: Any, field: str) -> None:
+    """Refuse a free-form value that is nested more than MAX_DEPTH deep. Raises ApiError."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return
+    raise invalid(f"{field} is nested more than {MAX_DEPTH} deep", field)
+
+
+def _wrong_type(text: str, inside: str = "") -> ApiError:
+    """Turn msgspec's words, such as "Expected `int`, got `str` - at `$.seed`", into ours."""
+    path = ""
+    where = _WHERE.search(text)
+    if where is not None:
+        text = text[: where.start()]
+        path = where["path"].replace("[...]", "")
+    if inside:
+        path = inside + (path if path.startswith("[") or not path else f".{path}")
+    missing = _MISSING.search(text)
+    if missing is not None:
+        name = f"{path}.{missing['name']}" if path else missing["name"]
+        return invalid(f"{name} is required", name)
+    text = re.sub(r"\b(str|int|float|bool)\b", lambda word: _JSON_TYPES[word[0]], text)
+    text = text.replace(" | ", " or ").replace("`", "")
+    text = text[:1].lower() + text[1:]
+    return invalid(f"{path}: {text}" if path else f"the body: {text}", path or None)
+
+
+def _malformed(body: bytes, error: Exception) -> ApiError:
+    """Say what is wrong with a body that is no JSON; lone surrogates, raw or escaped, are named as such."""
+    if isinstance(error, RecursionError):
+        return invalid("the body is nested too deep")
+    try:
+        text = body.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as fault:
+        return invalid(f"the body is not valid UTF-8 (byte {fault.start})")
+    try:
+        place = _find_surrogate(json.loads(text))
+    except (ValueError, RecursionError):
+        found = _SURROGATE.search(text)
+        place = "the body" if found else None
+    if place is not None:
+        return invalid(
+            f"{place} holds a lone surrogate (half of a UTF-16 pair), so it is not valid Unicode",
+            None if place == "the body" else place,
+        )
+    return invalid(f"the body is not valid JSON: {error}")
+
+
+def _find_surrogate(value: Any) -> str | None:
+    """Path of the first string that holds a lone surrogate, as `messages[0].content`."""
+    pending: list[tuple[str, Any]] = [("", value)]
+    while pending:
+        path, item = pending.pop()
+        if isinstance(item, str):
+            if _SURROGATE.search(item):
+                return path or "the body"
+        elif isinstance(item, dict):
+            if any(_SURROGATE.search(key) for key in item):
+                return path or "the body"
+            pending += [(f"{path}.{key}" if path else key, inner) for key, inner in reversed(item.items())]
+        elif isinstance(item, list):
+            pending += [(f"{path}[{i}]", item[i]) for i in reversed(range(len(item)))]
+    return None
+
+
+def _note_unknown(names: set[str]) -> None:
+    for name in sorted(names - _ignored_names):
+        if len(_ignored_names) >= MAX_LOGGED_NAMES:
+            return
+        _ignored_names.add(name)
+        log.info("unknown request field ignored", field=name[:64])

@@ -1,0 +1,117 @@
+"""Request ids, and the one log line that each request leaves.
+
+`RequestLog` is the outermost middleware of the app; endpoints add what they know to the `RequestRecord` it puts
+into the scope.
+"""
+
+import re
+import secrets
+import time
+from typing import Any
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from protocol import AsyncStream
+from server.errors import CLIENT_CLOSED
+
+log = structlog.get_logger()
+
+MAX_ID = 128
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:-]")
+_QUIET = frozenset({"/health", "/ready"})
+
+
+class RequestRecord:
+    """What is known of one request while it runs."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.status: int | None = None
+        self.stream = False
+        self.streams: list[AsyncStream] = []
+        self.error_code = ""
+        self.client_gone = False
+
+    def generation_fields(self) -> dict[str, Any]:
+        """Times (seconds; the slowest of several prompts) and token counts, as far as the streams got."""
+        ends = [stream.end for stream in self.streams if stream.end is not None]
+        if not ends:
+            return {}
+        timings = [end.timing for end in ends]
+        reasons = [end.reason or end.code or end.outcome for end in ends]
+        fields: dict[str, Any] = {
+            "queue": max(timing.queue for timing in timings),
+            "prefill": max(timing.prefill for timing in timings),
+            "ttft": max(timing.ttft for timing in timings),
+            "prompt_tokens": sum(end.usage.prompt_tokens for end in ends),
+            "cached": sum(end.usage.cached_tokens for end in ends),
+            "tokens": sum(end.usage.completion_tokens for end in ends),
+            "reason": ",".join(dict.fromkeys(reasons)),
+        }
+        if len(self.streams) > 1:
+            fields["prompts"] = len(self.streams)
+        return fields
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record of the request in `scope`."""
+    record: RequestRecord = scope["callboard.record"]
+    return record
+
+
+def request_id(scope: Scope) -> str:
+    """The client's `x-request-id`, without what could harm a header or a log; a new one when nothing is left."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            wanted = _NOT_IN_IDS.sub("", value.decode("latin-1"))[:MAX_ID]
+            if wanted:
+                return str(wanted)
+            break
+    return secrets.token_hex(16)
+
+
+class RequestLog:
+    """Gives each request its id, sends it back in `x-request-id`, and logs the request when it is over."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = scope["callboard.record"] = RequestRecord(request_id(scope))
+        id_header = (b"x-request-id", record.request_id.encode())
+        began = time.monotonic()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), id_header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            self._log(scope, record, time.monotonic() - began)
+
+    def _log(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
+        path = scope["path"]
+        fields = record.generation_fields()
+        if record.error_code:
+            fields["reason"] = record.error_code
+        elif record.client_gone:
+            fields["reason"] = "client_gone"
+        write = log.debug if path in _QUIET else log.info
+        write(
+            "request",
+            request_id=record.request_id,
+            method=scope["method"],
+            path=path[:200],
+            status=record.status or (CLIENT_CLOSED if record.client_gone else 500),
+            stream=record.stream,
+            seconds=round(seconds, 4),
+            **fields,
+        )

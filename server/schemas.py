@@ -1,0 +1,200 @@
+"""The OpenAI API's requests and responses that Callboard speaks, as msgspec Structs.
+
+Only shapes stand here. Requests are decoded by `server.request_body`; options that clients may send and that aren't
+supported yet are listed in `server.unsupported`.
+"""
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+# -- requests ----------------------------------------------------------------------------------------
+
+
+class StreamOptions(Struct):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class ContentPart(Struct):
+    """One part of a message's content. Only `text` parts are served."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(Struct):
+    """What a chat message must hold; whatever else it holds goes to the model's template as it is."""
+
+    role: Annotated[str, Meta(min_length=1)]
+    content: str | list[ContentPart] | UnsetType | None = UNSET
+
+
+class SamplingFields(Struct, kw_only=True):
+    """The options that both endpoints take. None is the default of the model, or of the endpoint."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """Body of `POST /v1/chat/completions`. `messages` are checked as `ChatMessage` and kept as they came."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """Body of `POST /v1/completions`. A list is of strings, of token ids, or of lists of token ids."""
+
+    prompt: str | list[str | int | list[int]]
+
+
+# -- responses ---------------------------------------------------------------------------------------
+
+
+class PromptTokensDetails(Struct):
+    """Which prompt tokens were not computed."""
+
+    cached_tokens: int
+
+
+class UsageBody(Struct):
+    """`usage`, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AssistantMessage(Struct):
+    """`message` of a whole chat response."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    """One choice of a whole chat response."""
+
+    index: int
+    message: AssistantMessage
+    finish_reason: str
+    logprobs: None = None
+
+
+class ChatBody(Struct):
+    """A whole chat response."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    object: str = "chat.completion"
+
+
+class ChatDelta(Struct, omit_defaults=True):
+    """`delta` of a chat chunk."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    """One choice of a chat chunk."""
+
+    index: int
+    delta: ChatDelta
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class ChatChunk(Struct):
+    """One event of a streamed chat response. `usage` is there (null but in the last) when it was asked for."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    object: str = "chat.completion.chunk"
+
+
+class CompletionChoice(Struct):
+    """One choice of a completion, whole or streamed."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class CompletionBody(Struct):
+    """A whole completion, or one event of a streamed one (`usage` as in `ChatChunk`)."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    object: str = "text_completion"
+
+
+class ModelBody(Struct):
+    """One model of `GET /v1/models`. `max_model_len` is its context in tokens, as vLLM calls it."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "callboard"
+
+
+class ModelListBody(Struct):
+    """Body of `GET /v1/models`."""
+
+    data: list[ModelBody]
+    object: str = "list"
+
+
+class HealthActor(Struct):
+    """One actor in `GET /health`."""
+
+    name: str
+    pid: int
+    state: str
+    epoch: int
+
+
+class HealthEngine(Struct):
+    """The engine's load in `GET /health`."""
+
+    step: int
+    running: int
+    prefilling: int
+    waiting: int
+
+
+class HealthBody(Struct):
+    """Body of `GET /health`. `message` says why a failed system failed."""
+
+    status: str
+    model: str
+    actors: list[HealthActor]
+    engine: HealthEngine
+    message: str | UnsetType = UNSET

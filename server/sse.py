@@ -1,0 +1,110 @@
+"""`SseWriter`: one response as server-sent events, written straight to ASGI.
+
+Used by `server.generation` on the event loop, one writer per streamed request. A text event costs one JSON escape
+and one join: what surrounds the text is encoded once per stream (`split_template`).
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+from starlette.types import Send
+
+from server.errors import ApiError
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+COMMIT_AFTER = 3  # intervals after which headers go out though the request is not accepted yet
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+encode_json = msgspec.json.Encoder().encode
+
+
+def event(data: bytes) -> bytes:
+    """One event with `data`, which holds no line break (JSON never does)."""
+    return b"data: " + data + b"\n\n"
+
+
+def split_template(chunk: Any, marker: str) -> tuple[bytes, bytes]:
+    """What comes before and after a text in an event like `chunk`, which holds `marker` in the text's place.
+
+    `marker` must occur once.
+    """
+    before, after = event(encode_json(chunk)).split(encode_json(marker))
+    return before, after
+
+
+class SseWriter:
+    """Writes events. Every `write` waits until the client's connection takes more, so a slow reader slows its own
+    stream and no other. `start` sends the headers; until then the request can still end with an error status."""
+
+    def __init__(
+        self, send: Send, keepalive_interval: float, send_timeout: float, abort: Callable[[], None]
+    ) -> None:
+        self.started = False
+        self._send = send
+        self._interval = keepalive_interval
+        self._send_timeout = send_timeout
+        self._abort = abort
+        self._starting = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._last = self._began = self._loop.time()
+        self._sending = 0
+
+    async def start(self) -> None:
+        """Send status and headers, once."""
+        async with self._starting:
+            if not self.started:
+                await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+                self.started = True
+
+    async def write(self, data: bytes) -> None:
+        """Send whole events."""
+        if not self.started:
+            await self.start()
+        self._last = self._loop.time()
+        self._sending += 1
+        try:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            self._sending -= 1
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the last events and end the response."""
+        if not self.started:
+            await self.start()
+        await self._send({"type": "http.response.body", "body": data + DONE, "more_body": False})
+
+    async def fail(self, error: ApiError) -> None:
+        """End a response that has begun with an error event."""
+        await self.finish(event(error.body()))
+
+    def keep_alive(self, accepted: Callable[[], bool]) -> Coroutine[Any, Any, None]:
+        """To be run as a task beside the writing, and cancelled before `finish`.
+
+        Writes a comment whenever nothing was written for the interval, beginning when the request is accepted, and
+        closes the connection of a client that leaves one write waiting longer than the send time-out.
+        """
+        return self._keep_alive(accepted)
+
+    async def _keep_alive(self, accepted: Callable[[], bool]) -> None:
+        while True:
+            now = self._loop.time()
+            idle = now - self._last
+            if self._sending:
+                if idle >= self._send_timeout:
+                    self._abort()
+                    return
+                await asyncio.sleep(min(self._interval, self._send_timeout - idle))
+            elif idle < self._interval:
+                await asyncio.sleep(self._interval - idle)
+            elif self.started or accepted() or now - self._began >= COMMIT_AFTER * self._interval:
+                await self.write(KEEP_ALIVE)
+            else:
+                await asyncio.sleep(self._interval)

@@ -1,0 +1,102 @@
+"""Options of the OpenAI API, vLLM and mlx-lm that clients may send and Callboard doesn't serve yet.
+
+Each stands with the values that ask for nothing: its defaults. With such a value it is accepted, with any other the
+request is refused by name. An option that becomes supported moves to `server.schemas`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from server.errors import UNSUPPORTED, ApiError
+
+_NO = (None,)
+
+_SHARED: dict[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "logit_bias": (None, {}),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "response_format": (None, {"type": "text"}),
+    # vLLM and mlx-lm
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0),
+    "repetition_penalty": (None, 1),
+    "repetition_context_size": _NO,
+    "length_penalty": (None, 1),
+    "xtc_probability": (None, 0),
+    "use_beam_search": (None, False),
+    "min_tokens": (None, 0),
+    "stop_token_ids": (None, []),
+    "bad_words": (None, []),
+    "allowed_token_ids": _NO,
+    "include_stop_str_in_output": (None, False),
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
+    "truncate_prompt_tokens": _NO,
+    "prompt_logprobs": _NO,
+    "logits_processors": (None, []),
+    "guided_json": _NO,
+    "guided_regex": _NO,
+    "guided_choice": _NO,
+    "guided_grammar": _NO,
+    "structured_outputs": _NO,
+    "adapters": _NO,
+    "draft_model": _NO,
+    "num_draft_tokens": _NO,
+    "return_token_ids": (None, False),
+}
+
+CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = _SHARED | {
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "tools": (None, []),
+    "tool_choice": (None, "none"),
+    "parallel_tool_calls": (None, True, False),
+    "functions": (None, []),
+    "function_call": (None, "none"),
+    "audio": _NO,
+    "modalities": (None, ["text"]),
+    "prediction": _NO,
+    "reasoning_effort": (None, "none", "medium"),
+    "verbosity": (None, "medium"),
+    "web_search_options": _NO,
+    "service_tier": (None, "auto", "default"),
+    "chat_template": _NO,
+    "documents": (None, []),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (None, False),
+    "add_special_tokens": (None, False),
+    "echo": (None, False),
+}
+
+COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = _SHARED | {
+    "logprobs": _NO,
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "prompt_embeds": _NO,
+    "add_special_tokens": (None, True),
+}
+
+# Names that say who asks or how to cache, and change nothing in the answer.
+HARMLESS = frozenset({"metadata", "store", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"})
+
+
+def check_unsupported(fields: dict[str, msgspec.Raw], table: dict[str, tuple[Any, ...]]) -> None:
+    """Refuse the first option of `table` whose value asks for something.
+
+    Raises ApiError naming it.
+    """
+    for name, raw in fields.items():
+        if name in table and not _is_one_of(raw, table[name]):
+            raise ApiError(UNSUPPORTED, f"{name} is not supported yet; leave it out", param=name)
+
+
+def _is_one_of(raw: msgspec.Raw, accepted: tuple[Any, ...]) -> bool:
+    try:
+        value = msgspec.json.decode(raw)
+    except msgspec.ValidationError:  # a number beyond all ranges
+        return False
+    # 1 and 1.0 are one number in JSON, 1 and true are not.
+    return any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in accepted)

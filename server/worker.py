@@ -1,0 +1,176 @@
+"""The HTTP worker process: `python -P -m server.worker --run DIR --index I --epoch E --lifeline FD --socket FD
+--options JSON`.
+
+Started by the supervisor only, which owns the listening socket that several workers share. One thread runs the
+event loop with uvicorn, the app and the control channel; the client's connection to the streamer has a thread of
+its own. Signals are the supervisor's business; a worker ends by a `Stop` order, by SIGKILL, or with its lifeline.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import structlog
+import uvicorn
+import zmq
+
+from protocol.codec import CodecError
+from protocol.control import ControlChannel, hold_lifeline
+from protocol.messages import Alive, Drain, Probe, Ready, StartFailed, Stop, SupervisorOrder, SystemState
+from server.app import make_app
+from server.backend import Backend
+from server.connection import http_connection
+from server.logs import configure_logs
+from server.options import HttpOptions
+
+ROLE = "http"
+BACKLOG = 4096
+STOP_TIME = 1  # seconds that open responses have to end after a `Stop`
+
+log = structlog.get_logger()
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without signals, which says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals as they are: ignored."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        await super().startup(sockets)
+        self._on_listening()
+
+
+class Worker:
+    """One incarnation of an HTTP worker: the server, and the supervisor's orders to it."""
+
+    def __init__(
+        self, index: int, epoch: int, control: ControlChannel, listener: socket.socket, options: HttpOptions
+    ) -> None:
+        self._index = index
+        self._epoch = epoch
+        self._control = control
+        self._listener = listener
+        self._backend = Backend(options.model_name, f"{ROLE}-{index}.{epoch}")
+        self._server = HttpServer(
+            uvicorn.Config(
+                make_app(self._backend, options),
+                http=http_connection(options.max_header_bytes, options.idle_timeout),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=options.idle_timeout,
+                timeout_graceful_shutdown=STOP_TIME,
+            ),
+            self._report_ready,
+        )
+
+    async def run(self) -> None:
+        """Serve until a `Stop` order."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._control.socket.FD, self._serve_control)
+        try:
+            await self._server.serve([self._listener])
+        finally:
+            loop.remove_reader(self._control.socket.FD)
+
+    def _report_ready(self) -> None:
+        self._control.report(Ready(ROLE, self._index, self._epoch, os.getpid()))
+        self._serve_control()
+        log.info("ready")
+
+    def _serve_control(self) -> None:
+        # The socket's descriptor tells of changes only, and sending can swallow one: read until nothing is left,
+        # also after what was sent in answer.
+        while True:
+            try:
+                orders = self._control.orders()
+            except CodecError as error:
+                log.error("unreadable order", error=str(error))
+                continue
+            if not orders:
+                return
+            for order in orders:
+                self._obey(order)
+
+    def _obey(self, order: SupervisorOrder) -> None:
+        match order:
+            case Probe(seq=seq):
+                streams = self._backend.in_work
+                self._control.report(Alive(ROLE, self._index, self._epoch, seq, streams=streams))
+            case SystemState():
+                self._backend.on_state(order)
+            case Drain():
+                self._backend.on_drain()
+            case Stop():
+                self._backend.on_stop(order)
+                self._server.should_exit = True
+
+
+def _run_loop(worker: Worker) -> None:
+    make_loop: Callable[[], asyncio.AbstractEventLoop]
+    try:
+        import uvloop
+
+        make_loop = uvloop.new_event_loop
+    except ImportError:
+        make_loop = asyncio.new_event_loop
+    loop = make_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(worker.run())
+
+
+def main() -> int:
+    """Run one HTTP worker. Exit code 0 after a `Stop` order, 1 after a failure."""
+    parser = argparse.ArgumentParser(prog="python -m server.worker", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--index", type=int, required=True)
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--lifeline", type=int, required=True)
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--options", required=True, help="HttpOptions as JSON")
+    args = parser.parse_args()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    hold_lifeline(args.lifeline)
+    control = ControlChannel(zmq.Context.instance(), args.run, ROLE, args.index, args.epoch)
+    code = 0
+    try:
+        options = msgspec.json.decode(args.options, type=HttpOptions)
+        configure_logs(options.log_level, actor=f"{ROLE}{args.index}", pid=os.getpid(), epoch=args.epoch)
+        listener = socket.socket(fileno=args.socket)
+        listener.setblocking(False)
+        _run_loop(Worker(args.index, args.epoch, control, listener, options))
+    except Exception as error:
+        log.exception("failed")
+        control.report(StartFailed(ROLE, args.index, args.epoch, f"{type(error).__name__}: {error}"))
+        code = 1
+    control.close()
+    zmq.Context.instance().destroy(linger=500)
+    return code
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    sys.stderr.flush()
+    # A thread may still be connecting to a streamer that is gone, and nothing waits for it.
+    os._exit(exit_code)

@@ -1,0 +1,147 @@
+"""The Python clients against a real server: calls, ids, cancel, time-outs, slow readers."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from bench.harness import RunningServer, wait_until
+from protocol import AsyncClient, Client
+from protocol.errors import RequestFailed, ServerNotFound
+
+TEXT = "Straße, naïve 😀👩‍👩‍👧 漢字 ℵ₀ 1234\n\ttabs"
+ENDLESS: dict[str, Any] = {"max_tokens": 60_000, "temperature": 0, "ignore_eos": True}
+
+
+def test_tokenize_and_detokenize_round_trip(client: Client):
+    ids = client.tokenize(TEXT)
+    assert ids
+    assert client.detokenize(ids) == TEXT
+    assert client.tokenize("") == []
+    assert client.detokenize([]) == ""
+
+
+def test_tokenize_messages_uses_the_template(client: Client):
+    ids = client.tokenize(messages=[{"role": "user", "content": "hello"}])
+    text = client.detokenize(ids)
+    assert "hello" in text
+    assert "<|im_start|>user" in text
+
+
+def test_detokenize_skips_unknown_ids(client: Client):
+    ids = client.tokenize("hello")
+    assert client.detokenize([4_000_000_000, *ids]) == "hello"
+
+
+def test_models(client: Client):
+    (card,) = client.models()
+    assert (card.name, card.context, card.vocab_size) == ("tiny", 65_536, 49_152)
+
+
+def test_ids_come_with_or_without_text(client: Client):
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    both = list(client.generate(ids=[700, 800], return_ids=True, **options))
+    only = list(client.generate(ids=[700, 800], return_ids=True, return_text=False, **options))
+    ids = [token for delta in both for token in delta.ids]
+    assert ids == [token for delta in only for token in delta.ids]
+    assert len(ids) == 12
+    assert sum(delta.count for delta in both) == 12
+    assert "".join(delta.text for delta in only) == ""
+    assert client.detokenize(ids) == "".join(delta.text for delta in both)
+
+
+def test_the_end_tells_usage_and_timing(client: Client):
+    stream = client.generate(ids=[700, 800, 900], max_tokens=5, temperature=0, ignore_eos=True)
+    stream.text()
+    assert stream.prompt_tokens == 3
+    assert stream.end is not None
+    assert (stream.end.usage.prompt_tokens, stream.end.usage.completion_tokens) == (3, 5)
+    assert 0 <= stream.end.timing.ttft <= stream.end.timing.total
+
+
+def test_cancel_ends_the_stream_and_frees_the_row(server: RunningServer, client: Client):
+    stream = client.generate(ids=[700, 800], **ENDLESS)
+    next(stream)
+    stream.cancel()
+    stream.cancel()
+    for _ in stream:
+        pass
+    assert stream.end is not None
+    assert stream.end.outcome == "cancelled"
+    server.wait_idle(2)
+
+
+def test_closing_a_client_frees_its_rows(server: RunningServer):
+    with Client(endpoint=server.endpoint) as leaving:
+        streams = [leaving.generate(ids=[700 + i], **ENDLESS) for i in range(4)]
+        for stream in streams:
+            next(stream)
+    server.wait_idle(2)
+
+
+def test_a_time_out_ends_the_stream(client: Client):
+    began = time.monotonic()
+    with pytest.raises(RequestFailed) as failure:
+        client.generate(ids=[700, 800], timeout=0.5, **ENDLESS).text()
+    assert failure.value.code == "timeout"
+    assert 0.4 < time.monotonic() - began < 3
+
+
+def test_a_slow_reader_gets_everything_and_is_not_taken_for_dead(server: RunningServer, client: Client):
+    stream = client.generate(ids=[700, 800], max_tokens=300, temperature=0, ignore_eos=True)
+    other = client.generate(ids=[700, 800], max_tokens=300, temperature=0, ignore_eos=True).text()
+    server.wait_idle()
+    deltas = list(stream)
+    assert sum(delta.count for delta in deltas) == 300
+    assert "".join(delta.text for delta in deltas) == other
+
+
+def test_many_streams_of_one_async_client_keep_apart(server: RunningServer):
+    async def run() -> tuple[list[str], list[str]]:
+        async with AsyncClient(endpoint=server.endpoint) as client:
+            prompts = [[900 + i, 901 + i, 902 + i] for i in range(24)]
+
+            async def ask(ids: list[int]) -> str:
+                return await client.generate(ids=ids, max_tokens=16, temperature=0, ignore_eos=True).text()
+
+            together = await asyncio.gather(*(ask(ids) for ids in prompts))
+            one_by_one = [await ask(ids) for ids in prompts[:6]]
+            return together, one_by_one
+
+    together, one_by_one = asyncio.run(run())
+    assert together[:6] == one_by_one
+    assert len(set(together)) == len(together)
+
+
+def test_async_calls_and_cancel(server: RunningServer):
+    async def run() -> None:
+        async with AsyncClient(endpoint=server.endpoint) as client:
+            ids = await client.tokenize(TEXT)
+            assert await client.detokenize(ids) == TEXT
+            assert (await client.models())[0].name == "tiny"
+            stream = client.generate(ids=ids, **ENDLESS)
+            async for _ in stream:
+                client.cancel(stream)
+            assert stream.end is not None
+            assert stream.end.outcome == "cancelled"
+
+    asyncio.run(run())
+
+
+def test_no_server_by_that_name(server: RunningServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CALLBOARD_HOME", str(server.home))
+    with pytest.raises(ServerNotFound, match=server.name):
+        Client("somebody-else")
+    with Client() as found:
+        assert found.models()[0].name == "tiny"
+
+
+def test_a_large_prompt_is_served(server: RunningServer, client: Client):
+    stream = client.generate(
+        ids=[1000 + i % 3000 for i in range(3000)], max_tokens=3, temperature=0, ignore_eos=True
+    )
+    stream.text()
+    assert stream.end is not None
+    assert stream.end.usage.prompt_tokens == 3000
+    wait_until(server.is_idle, 5)

@@ -1,0 +1,150 @@
+"""What HTTP gives besides the text: shapes, usage, health, CORS, request ids, log lines."""
+
+import json
+from typing import Any
+
+import pytest
+
+from bench.ask import chat, events, get, post, request, streamed_text
+from bench.harness import RunningServer, wait_until
+
+ORIGIN = "https://app.example"  # the one that conftest allows
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+EXACT: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+
+def test_models_lists_the_served_one(server: RunningServer):
+    body = get(f"{server.url}/v1/models").body
+    assert body["object"] == "list"
+    assert [model["id"] for model in body["data"]] == ["tiny"]
+
+
+def test_health_names_every_process(server: RunningServer):
+    health = server.health()
+    assert health["status"] == "ok"
+    assert health["model"] == "tiny"
+    names = {actor["name"] for actor in health["actors"]}
+    assert names == {"http0", "http1", "streamer", "tokenizer0", "tokenizer1", "engine"}
+    assert {actor["state"] for actor in health["actors"]} == {"ready"}
+    assert len({actor["pid"] for actor in health["actors"]}) == len(names)
+    assert health["engine"].keys() == {"step", "running", "prefilling", "waiting"}
+
+
+def test_serve_prints_where_it_listens_who_works_and_a_curl_line(server: RunningServer):
+    log = server.log()
+    assert f"curl {server.url}/v1/chat/completions" in log
+    assert all(str(pid) in log for name, pid in server.pids().items() if name != "supervisor")
+
+
+def test_chat_whole_and_streamed_agree(server: RunningServer):
+    body = chat("Tell me something.", max_tokens=24, ignore_eos=True, stream_options={"include_usage": True})
+    whole = post(server.url + CHAT, {**body, "stream_options": None}).body
+    streamed = list(events(server.url + CHAT, body))
+    assert whole["object"] == "chat.completion"
+    assert whole["choices"][0]["message"]["content"] == streamed_text(iter(streamed))
+    assert whole["choices"][0]["finish_reason"] == "length"
+    assert {event["object"] for event in streamed} == {"chat.completion.chunk"}
+    assert len({event["id"] for event in streamed}) == 1
+    assert streamed[0]["choices"][0]["delta"]["role"] == "assistant"
+    last, usage = streamed[-2:]
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert usage["choices"] == []
+    assert usage["usage"] == whole["usage"]
+    assert whole["usage"]["completion_tokens"] == 24
+    assert whole["usage"]["total_tokens"] == whole["usage"]["prompt_tokens"] + 24
+
+
+def test_no_usage_in_a_stream_that_did_not_ask(server: RunningServer):
+    streamed = list(events(server.url + COMPLETIONS, {"prompt": "a", "max_tokens": 4, **EXACT}))
+    assert all("usage" not in event or event["usage"] is None for event in streamed)
+    assert all(event["choices"] for event in streamed)
+
+
+def test_completions_take_strings_lists_and_ids(server: RunningServer):
+    def texts(prompt: Any) -> list[str]:
+        choices = post(server.url + COMPLETIONS, {"prompt": prompt, "max_tokens": 8, **EXACT}).body["choices"]
+        assert [choice["index"] for choice in choices] == list(range(len(choices)))
+        return [choice["text"] for choice in choices]
+
+    (one,) = texts("The sun")
+    (other,) = texts([3000, 4000, 5000])
+    assert texts(["The sun", "The sun"]) == [one, one]
+    assert texts([[3000, 4000, 5000]]) == [other]
+
+
+def test_completions_default_to_sixteen_tokens(server: RunningServer):
+    body = {"prompt": [3000, 4000], **EXACT}
+    assert post(server.url + COMPLETIONS, body).body["usage"]["completion_tokens"] == 16
+
+
+def test_content_parts_and_max_completion_tokens(server: RunningServer):
+    plain = chat("Hello there", max_completion_tokens=6, ignore_eos=True)
+    parts = {**plain, "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello there"}]}]}
+    answers = [post(server.url + CHAT, body).body for body in (plain, parts)]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert answers[0]["usage"]["completion_tokens"] == 6
+
+
+def test_default_values_of_unsupported_options_are_accepted(server: RunningServer):
+    body = chat("a", max_tokens=2, n=1, logprobs=False, presence_penalty=0, frequency_penalty=0.0, tools=None)
+    assert post(server.url + CHAT, body).status == 200
+
+
+def test_a_known_option_that_is_not_served_is_named(server: RunningServer):
+    for name, value in {"n": 2, "logit_bias": {"5": 1}, "presence_penalty": 0.5}.items():
+        answer = post(server.url + CHAT, chat("a", max_tokens=2, **{name: value}))
+        assert answer.status == 400
+        assert name in answer.error["message"]
+
+
+def test_unknown_fields_are_ignored_and_logged_once(server: RunningServer):
+    for _ in range(6):  # both HTTP workers get some
+        assert post(server.url + COMPLETIONS, {"prompt": "a", "max_tokens": 1, "whatever_this": 3}).status == 200
+    lines = [line for line in server.log().splitlines() if "whatever_this" in line]
+    assert 1 <= len(lines) <= 2
+
+
+@pytest.mark.parametrize(("origin", "allowed"), [(ORIGIN, True), ("https://other.example", False)])
+def test_cors(server: RunningServer, origin: str, allowed: bool):
+    preflight = request(
+        "OPTIONS",
+        server.url + CHAT,
+        headers={
+            "origin": origin,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "content-type",
+        },
+    )
+    answer = get(f"{server.url}/v1/models", headers={"origin": origin})
+    expected = origin if allowed else None
+    assert answer.headers.get("access-control-allow-origin") == expected
+    assert preflight.headers.get("access-control-allow-origin") == expected
+    assert (preflight.status < 300) is allowed
+
+
+def test_a_request_id_comes_back_and_stands_in_one_log_line(server: RunningServer):
+    wanted = "req-7.a:b_c"
+    answer = post(
+        server.url + COMPLETIONS,
+        {"prompt": [3000, 4000], "max_tokens": 5, **EXACT},
+        headers={"x-request-id": wanted},
+    )
+    assert answer.headers["x-request-id"] == wanted
+
+    def lines() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in server.log().splitlines() if wanted in line]
+
+    wait_until(lambda: bool(lines()), 5, "the request is logged")
+    (line,) = lines()
+    assert line["request_id"] == wanted
+    assert line["tokens"] == 5
+    assert line["prompt_tokens"] == 2
+    assert line["reason"] == "length"
+    assert line.keys() >= {"queue", "prefill", "ttft", "cached"}
+
+
+def test_a_request_without_an_id_gets_one(server: RunningServer):
+    first, second = (get(f"{server.url}/v1/models").headers["x-request-id"] for _ in range(2))
+    assert first
+    assert first != second
