@@ -83,6 +83,15 @@ def processes_of(home: Path) -> list[psutil.Process]:
     return found
 
 
+def exit_on_sigterm() -> None:
+    """Let SIGTERM end this process by SystemExit, so that `RunningServer` blocks clean up. Main thread only."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
 _open_servers: "weakref.WeakSet[RunningServer]" = weakref.WeakSet()
 
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.ask import get
 from bench.facts import machine_facts
-from bench.harness import RunningServer, StartFailed
+from bench.harness import RunningServer, StartFailed, exit_on_sigterm
 from bench.load.driver import Progress, make_load, run_load
 from bench.load.memory import PeakMemory
 from bench.load.plan import Plan
@@ -143,6 +143,7 @@ def main() -> int:
     """Run from the command line; 0 when every request completed, 2 when there was no server to load."""
     args = parse_arguments()
     console = Console(stderr=True)
+    exit_on_sigterm()
     try:
         with open_target(args) as target:
             plan = Plan(

@@ -8,6 +8,7 @@ A check takes at most ten minutes. Its figures go to `bench/results/NAME.json`. 
 
 import argparse
 import os
+import re
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.checks import answers, crowds, deaths, interference, neighbours, project, refusals, rooms
 from bench.checks.report import Report
 from bench.facts import machine_facts
-from bench.harness import ROOT, RunningServer, kill_all
+from bench.harness import ROOT, RunningServer, exit_on_sigterm, kill_all
 from bench.load.plan import Plan
 from bench.models import DEMO, tiny_model
 
@@ -104,6 +105,13 @@ def give_up(name: str) -> None:
     os._exit(1)
 
 
+def without_paths(text: str) -> str:
+    """The text without folders of this machine; a failure may quote some."""
+    for folder in (str(ROOT), str(Path.home())):
+        text = text.replace(folder, "…")
+    return re.sub(r"/tmp/[\w.-]+", "…", text)
+
+
 def run_check(name: str) -> bool:
     """Run one check, print and write down what it found; whether it passed."""
     print(name, flush=True)
@@ -131,8 +139,8 @@ def run_check(name: str) -> bool:
         "machine": machine_facts(),
     }
     RESULTS.mkdir(exist_ok=True)
-    encoded = msgspec.json.format(msgspec.json.encode(result), indent=2)
-    (RESULTS / f"{name}.json").write_bytes(encoded + b"\n")
+    text = msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
+    (RESULTS / f"{name}.json").write_text(without_paths(text) + "\n")
     print(f"{'PASS' if passed else 'FAIL'} {name} ({seconds:.1f} s)", flush=True)
     return passed
 
@@ -149,6 +157,7 @@ def main() -> int:
     unknown = [name for name in args.names if name not in CHECKS]
     if unknown or not args.names:
         parser.error(f"no check called {', '.join(unknown)}" if unknown else "name a check, or see --list")
+    exit_on_sigterm()
     results = [run_check(name) for name in args.names]
     return 0 if all(results) else 1
 

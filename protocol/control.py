@@ -5,13 +5,14 @@ supervisor's ROUTER at `<run_dir>/control`; it belongs to the process's main loo
 probe proves that this loop turns.
 """
 
+import contextlib
 import os
 import threading
 from pathlib import Path
 
 import zmq
 
-from protocol.codec import encode, order_codec
+from protocol.codec import CodecError, encode, order_codec
 from protocol.endpoints import ipc_endpoint
 from protocol.messages import ActorReport, SupervisorOrder
 from protocol.sockets import connect_dealer
@@ -33,13 +34,15 @@ class ControlChannel:
             pass
 
     def orders(self) -> list[SupervisorOrder]:
-        """All orders that have arrived, oldest first. Never waits."""
+        """All orders that have arrived, oldest first; frames that are none are passed over. Never waits."""
         arrived: list[SupervisorOrder] = []
         while True:
             try:
-                arrived.append(order_codec.decode(self.socket.recv(zmq.NOBLOCK)))
+                frame = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return arrived
+            with contextlib.suppress(CodecError):
+                arrived.append(order_codec.decode(frame))
 
     def close(self, linger_ms: int = 1000) -> None:
         """Close, giving what was reported last up to `linger_ms` to leave."""

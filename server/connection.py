@@ -68,7 +68,14 @@ def http_connection(max_header_bytes: int, idle_timeout: float) -> type[HttpTool
 
         def _await_header(self) -> None:
             if self._header_timer is None:
-                self._header_timer = self.loop.call_later(idle_timeout, self.transport.abort)
+                self._header_timer = self.loop.call_later(idle_timeout, self._header_is_late)
+
+        def _header_is_late(self) -> None:
+            self._header_timer = None
+            if self._is_answering():
+                self._await_header()  # of a request sent ahead, which must not end the one before it
+            else:
+                self.transport.abort()
 
         def _header_came(self) -> None:
             if self._header_timer is not None:
@@ -76,11 +83,14 @@ def http_connection(max_header_bytes: int, idle_timeout: float) -> type[HttpTool
                 self._header_timer = None
 
         def _refuse(self, status: int, message: str) -> None:
-            if self.cycle is not None and not self.cycle.response_complete:
-                self.transport.abort()  # an answer is being written, nothing may come between
+            if self._is_answering():
+                self.transport.abort()  # nothing may come into the middle of an answer
                 return
             self.transport.write(_whole_response(status, message))
             self.transport.close()
+
+        def _is_answering(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
 
     return HttpConnection
 

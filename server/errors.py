@@ -20,6 +20,9 @@ BODY_TOO_LARGE = "body_too_large"
 BODY_TIMEOUT = "body_timeout"
 UNSUPPORTED = "unsupported_parameter"
 
+MAX_MESSAGE = 2000  # characters; a message may quote what the client sent
+MAX_PARAM = 200
+
 CLIENT_CLOSED = 499  # never sent; stands in the log for a client that left before its answer
 
 
@@ -82,8 +85,8 @@ class ApiError(Exception):
     def __init__(self, code: str, message: str, *, param: str | None = None, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.code = code
-        self.message = message
-        self.param = param
+        self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "…"
+        self.param = None if param is None else param[:MAX_PARAM]
         self.shown = _SHOWN.get(code, _UNKNOWN)
         self.retry_after = retry_after or self.shown.retry_after
 

@@ -21,7 +21,6 @@ import structlog
 import uvicorn
 import zmq
 
-from protocol.codec import CodecError
 from protocol.control import ControlChannel, hold_lifeline
 from protocol.messages import Alive, Drain, Probe, Ready, StartFailed, Stop, SupervisorOrder, SystemState
 from server.app import make_app
@@ -32,7 +31,7 @@ from server.options import HttpOptions
 
 ROLE = "http"
 BACKLOG = 4096
-STOP_TIME = 1  # seconds that open responses have to end after a `Stop`
+STOP_TIME = 0.8  # seconds that open responses have to end after a `Stop`, before their connections are cut
 
 log = structlog.get_logger()
 
@@ -53,6 +52,12 @@ class HttpServer(uvicorn.Server):
         """Begin to accept connections."""
         await super().startup(sockets)
         self._on_listening()
+
+    def abort_connections(self) -> None:
+        """Cut the connections that are left, whatever is still unsent."""
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
 
 class Worker:
@@ -78,7 +83,7 @@ class Worker:
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=options.idle_timeout,
-                timeout_graceful_shutdown=STOP_TIME,
+                timeout_graceful_shutdown=2,
             ),
             self._report_ready,
         )
@@ -100,14 +105,7 @@ class Worker:
     def _serve_control(self) -> None:
         # The socket's descriptor tells of changes only, and sending can swallow one: read until nothing is left,
         # also after what was sent in answer.
-        while True:
-            try:
-                orders = self._control.orders()
-            except CodecError as error:
-                log.error("unreadable order", error=str(error))
-                continue
-            if not orders:
-                return
+        while orders := self._control.orders():
             for order in orders:
                 self._obey(order)
 
@@ -123,6 +121,7 @@ class Worker:
             case Stop():
                 self._backend.on_stop(order)
                 self._server.should_exit = True
+                asyncio.get_running_loop().call_later(STOP_TIME, self._server.abort_connections)
 
 
 def _run_loop(worker: Worker) -> None:

@@ -60,6 +60,8 @@ class Engine:
         self._queued: dict[int, Row] = {}
         self._rejected: list[tuple[int, str]] = []
         self._steps = 0
+        self._pool = memory.Pool(memory.pool_limit(limits.max_num_seqs, model.vocab_size))
+        self._prefilled = False
         self._pace = Pace()
         self._clock = clock
         # Prompt tokens launched since a decode step was, and those before each step in flight: the device works
@@ -148,7 +150,21 @@ class Engine:
             self._since_step = 0
         if plan.decode or plan.chunks or step_before:
             self._steps += 1
+        self._prefilled = bool(plan.chunks)
         return outcome
+
+    def tidy(self) -> None:
+        """Housekeeping after a turn, once its outcome is sent."""
+        self._pool.after_turn(prefilled=self._prefilled)
+
+    @property
+    def pool_used(self) -> bool:
+        """Whether `rest` would free memory."""
+        return self._pool.used
+
+    def rest(self) -> None:
+        """Housekeeping of an engine that has been idle for a while."""
+        self._pool.clear()
 
     def _collect(self, outcome: Outcome) -> None:
         taken = self._scheduler.take(*self._batch.collect())

@@ -1,4 +1,4 @@
-"""Memory of the engine process: MLX's limits, what is free before a model loads, and when the pool is cleared.
+"""Memory of the engine process: MLX's limits, what is free before a model loads, and its pool of free buffers.
 
 Used on the engine's one thread.
 """
@@ -9,17 +9,24 @@ from typing import Any
 import mlx.core as mx
 import psutil
 
-CLEAR_EVERY_STEPS = 1024
-CLEAR_AFTER_IDLE_S = 1.0
+CLEAR_EVERY = 1024  # turns
+FULL_POOL_REST = 16  # turns between two clearings of a full pool …
+FULL_POOL_REST_PREFILLING = 64  # … and while prefill fills it again at once
+FULL = 0.9
+IDLE_REST_S = 1.0  # seconds without work after which an idle engine clears the pool
+
+
+def pool_limit(rows: int, vocab_size: int) -> int:
+    """Bytes that MLX's free pool may hold for batches of `rows`.
+
+    Less than a few sets of logits, and every step returns them to the system and faults them in again.
+    """
+    return max(512 << 20, 4 * rows * vocab_size * 4)
 
 
 def set_limits(rows: int, vocab_size: int) -> None:
-    """Set MLX's limits for batches of `rows`.
-
-    Its free pool must hold a few sets of logits, or every step returns them to the system and faults them in
-    again. On Metal the weights stay wired.
-    """
-    mx.set_cache_limit(max(512 << 20, 4 * rows * vocab_size * 4))
+    """Set MLX's limits for batches of `rows`. On Metal the weights stay wired."""
+    mx.set_cache_limit(pool_limit(rows, vocab_size))
     working_set = _device_info().get("max_recommended_working_set_size")
     if working_set:
         mx.set_wired_limit(int(working_set))
@@ -40,9 +47,41 @@ def available_for_weights() -> int:
     return min(int(psutil.virtual_memory().available), _cgroup_headroom())
 
 
-def clear_pool() -> None:
-    """Give the memory of MLX's free pool back to the system."""
-    mx.clear_cache()
+class Pool:
+    """When MLX's free pool is given back to the system: now and then, and when it is full.
+
+    A full pool is stuck: MLX keeps what it has, mostly of sizes that only prefill needed, and returns each newer
+    buffer to the system. Never eagerly, though, nor after each chunk: on macOS that has panicked the kernel.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._age = 0  # turns since it was cleared
+        self._used = False
+
+    @property
+    def used(self) -> bool:
+        """Whether there was a turn since it was cleared."""
+        return self._used
+
+    def after_turn(self, *, prefilled: bool) -> None:
+        """Clear it if that is due."""
+        self._age += 1
+        self._used = True
+        if clearing_due(self._age, mx.get_cache_memory(), self._limit, prefilled=prefilled):
+            self.clear()
+
+    def clear(self) -> None:
+        """Give all of it back."""
+        mx.clear_cache()
+        self._age = 0
+        self._used = False
+
+
+def clearing_due(age: int, held: int, limit: int, *, prefilled: bool) -> bool:
+    """Whether a pool of `held` bytes that was cleared `age` turns ago is to be cleared after this turn."""
+    rest = FULL_POOL_REST_PREFILLING if prefilled else FULL_POOL_REST
+    return age >= CLEAR_EVERY or (age >= rest and held >= FULL * limit)
 
 
 def _device_info() -> dict[str, Any]:

@@ -35,11 +35,13 @@ class StopMatcher:
         """Take more text; returns what is safe to send, nothing after a match."""
         if self.matched is not None:
             return ""
-        if not self._active and self._best is None and self._first_chars.isdisjoint(text):
+        if not self._active and self._first_chars.isdisjoint(text):
             return text
         before = len(self._held)
         self._held += text
         for stop, borders in self._stops.items():
+            if stop not in self._active and stop[0] not in text:
+                continue
             length, end = _advance(stop, borders, self._active.pop(stop, 0), text)
             if length < len(stop):
                 if length:

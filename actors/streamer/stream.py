@@ -167,8 +167,8 @@ class Stream:
 
     @property
     def has_rest(self) -> bool:
-        """Whether something is still to be sent, whatever the client's credit."""
-        return bool(self._texts or self._ids)
+        """Whether text, ids or a count of tokens is still to be sent, whatever the client's credit."""
+        return bool(self._texts or self._ids or self._count)
 
     def end(
         self,

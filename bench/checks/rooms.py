@@ -10,7 +10,8 @@ from bench.checks.report import Report
 from bench.harness import ROOT, RunningServer
 
 OURS = ("protocol", "cache_store", "actors", "server")
-MLX = ("mlx", "mlx_lm", "transformers")
+MLX = ("mlx", "mlx_lm")
+CONVERTER = ("server", "models", "convert_gguf.py")  # runs in a short-lived child of its own
 
 # What a room may import of our own rooms; `server.cli` and its commands may import more.
 ALLOWED = {
@@ -47,7 +48,7 @@ def _may_import(path: Path, top: str) -> bool:
     if top in OURS:
         return top in ALLOWED[room] or (is_cli(path) and top in CLI_ALSO)
     if top in MLX:
-        return path.parts[:2] == ("actors", "engine")
+        return path.parts[:2] == ("actors", "engine") or path.parts == CONVERTER
     return room != "protocol" or top in PROTOCOL_LIBRARIES or top in sys.stdlib_module_names
 
 

@@ -115,6 +115,7 @@ class Exchange(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         if not self.finished.done():
             self.finished.set_exception(error)
+            self.finished.exception()  # who gave the request up need not ask for it
         self.abort()
 
 

@@ -216,12 +216,16 @@ class AsyncClient:
 
     def _send_credits(self) -> None:
         credits, self._credits = self._credits, {}
-        if self._connection.lost is None:
-            self._connection.send(Credit(list(credits), list(credits.values())))
+        self._send_if_connected(Credit(list(credits), list(credits.values())))
 
     def _cancel(self, ref: int) -> None:
-        if self._connection.lost is None:
-            self._connection.send(Cancel(ref))
+        self._send_if_connected(Cancel(ref))
+
+    def _send_if_connected(self, message: Credit | Cancel) -> None:
+        try:
+            self._connection.send(message)
+        except CallboardError:
+            pass  # lost or closed: the server has ended the stream, or will for want of pings
 
     def _on_message(self, message: ServerMessage) -> None:
         match message:

@@ -1,5 +1,6 @@
 """`Client`: the blocking client. Thread-safe: streams may be read on different threads, each by one."""
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -9,7 +10,7 @@ from typing import Any
 from protocol.client.connection import Connection
 from protocol.client.requests import Delta, Messages, build_generate, error_of, split_deltas
 from protocol.endpoints import find_endpoint
-from protocol.errors import CallboardError, RequestRejected
+from protocol.errors import CallboardError, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_ids
 from protocol.messages import (
     Accepted,
@@ -176,11 +177,11 @@ class Client:
         return answer
 
     def _grant(self, ref: int, count: int) -> None:
-        if self._connection.lost is None:
+        with contextlib.suppress(ServerLost):
             self._connection.send(Credit([ref], [count]))
 
     def _cancel(self, ref: int) -> None:
-        if self._connection.lost is None:
+        with contextlib.suppress(ServerLost):
             self._connection.send(Cancel(ref))
 
     # Called on the connection's thread.

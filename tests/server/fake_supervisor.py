@@ -36,7 +36,7 @@ class FakeSupervisor(FakeRouter):
         return ready
 
     def probe(self) -> Alive:
-        """Ask the worker whether it lives, and wait for the answer: what was ordered before has been obeyed then."""
+        """Ask the worker whether it lives; with its answer, what was ordered before has been obeyed."""
         self._seq += 1
         seq = self._seq
         self.order(Probe(seq))

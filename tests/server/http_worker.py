@@ -106,7 +106,7 @@ class HttpWorker:
             self._lifeline = -1
 
     def close(self) -> None:
-        """End the process and the fakes."""
+        """End the process and the fakes. What went wrong inside shows as a traceback in the log."""
         self.client.close()
         self.drop_lifeline()
         try:
@@ -115,18 +115,42 @@ class HttpWorker:
             self.process.kill()
             self.process.wait()
         self._log.close()
+        log = self.log_text()
         self._listener.close()
         self.supervisor.close()
         for streamer in self.streamers:
             streamer.close()
         shutil.rmtree(self.run_dir, ignore_errors=True)
+        assert "Traceback" not in log, log
 
 
 def post(raw: socket.socket, path: str, body: Any) -> None:
     """Send one POST over a raw connection."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    )
     raw.sendall(head.encode() + b"\r\n" + data)
+
+
+def read_until(raw: socket.socket, mark: bytes) -> bytes:
+    """Read from a raw connection until `mark` has come."""
+    data = b""
+    while mark not in data:
+        piece = raw.recv(65536)
+        assert piece, f"the connection ended: {data!r}"
+        data += piece
+    return data
+
+
+def read_answer(raw: socket.socket) -> tuple[int, bytes]:
+    """Read one response that says its length: status and body."""
+    data = read_until(raw, b"\r\n\r\n")
+    head, body = data.split(b"\r\n\r\n", 1)
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < length:
+        body += raw.recv(65536)
+    return int(head.split()[1]), body
 
 
 def chat(text: str = "Hi", **fields: Any) -> dict[str, Any]:

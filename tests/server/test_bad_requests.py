@@ -11,7 +11,9 @@ from server.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
 JSON = {"content-type": "application/json"}
 
 
-def refused(worker: HttpWorker, body: bytes | dict[str, Any], status: int = 400, path: str = "chat/completions") -> Any:
+def refused(
+    worker: HttpWorker, body: bytes | dict[str, Any], status: int = 400, path: str = "chat/completions"
+) -> Any:
     """Post a body that must be refused before it reaches the streamer; the error object."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     response = worker.client.post(f"/v1/{path}", content=content, headers=JSON)
@@ -142,7 +144,9 @@ def test_invalid_utf8(worker: HttpWorker) -> None:
         b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"unknown": ' + b'{"a":' * 5_000 + b"1" + b"}" * 5_000 + b"}",
         json.dumps(chat() | {"chat_template_kwargs": json.loads('{"a":' * 200 + "1" + "}" * 200)}).encode(),
-        json.dumps({"messages": [{"role": "user", "content": "a", "x": json.loads("[" * 200 + "]" * 200)}]}).encode(),
+        json.dumps(
+            {"messages": [{"role": "user", "content": "a", "x": json.loads("[" * 200 + "]" * 200)}]}
+        ).encode(),
     ],
 )
 def test_deep_json(worker: HttpWorker, body: bytes) -> None:

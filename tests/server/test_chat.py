@@ -4,6 +4,7 @@ from typing import Any
 
 import openai
 import pytest
+from fake_streamer import FakeStream
 from http_worker import HttpWorker, chat, events
 
 from protocol.messages import Generate, SamplingParams
@@ -152,7 +153,12 @@ def test_messages_pass_as_they_came(worker: HttpWorker) -> None:
 
 def test_text_with_everything(worker: HttpWorker) -> None:
     text = 'quotes " and \\ and \n\r\t and \0 and \u2028 and 😀 and data: [DONE]\n\n'
-    worker.streamer.on_generate = lambda stream: (stream.text(*text), stream.finish())  # type: ignore[func-returns-value]
+
+    def say(stream: FakeStream) -> None:
+        stream.text(*text)
+        stream.finish()
+
+    worker.streamer.on_generate = say
     *chunks, _ = events(worker.client.post("/v1/chat/completions", json=chat(stream=True)).text)
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == text
     whole = worker.client.post("/v1/chat/completions", json=chat()).json()

@@ -1,0 +1,143 @@
+"""`EngineActor`: the engine process. Commands of the streamer in, one message per step out.
+
+Binds a ROUTER that only the streamer connects to. Everything runs on the process's one thread, in the loop of
+`Actor.run`: commands and the control channel are served between turns, and with nothing to do the loop blocks.
+"""
+
+import gc
+import time
+
+import structlog
+import zmq
+
+from actors.base import Actor, StartError
+from actors.engine import memory
+from actors.engine.engine import Engine, Outcome
+from actors.engine.model import ModelError, load
+from actors.engine.scheduler import Limits
+from protocol.codec import CodecError, command_codec, encode
+from protocol.errors import INTERNAL_ERROR
+from protocol.ids import pack_ids
+from protocol.messages import Abort, Attach, EngineCommand, EngineStats, ModelCard, Step, Submit
+from protocol.sockets import bind_router
+
+log = structlog.get_logger()
+
+RETRY_MS = 100  # how soon an idle engine tries again to report rows whose step could not be sent
+
+
+class EngineActor(Actor):
+    """Serves one streamer incarnation at a time: the newest that attached."""
+
+    def start(self) -> tuple[str, ModelCard | None]:
+        config = self.config
+        try:
+            model = load(config.model_path, config.max_kv_size, config.trust_remote_code)
+        except ModelError as error:
+            raise StartError(str(error)) from error
+        limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, config.prefill_step_size)
+        memory.set_limits(limits.max_num_seqs, model.vocab_size)
+        self._engine = Engine(model, limits)
+        self._streamer = 0
+        self._peer = b""
+        self._lost: set[int] = set()
+        self._idle_since = time.monotonic()
+        self.faults = 0
+        # What the imports made lives as long as the process; a full collection would stall a step to look at it.
+        gc.collect()
+        gc.freeze()
+        endpoint = self.me.endpoint()
+        self._socket = bind_router(self.context, endpoint)
+        self.add_socket(self._socket, self._receive)
+        template = model.files.chat_template is not None
+        return endpoint, ModelCard(config.model_name, model.context, model.vocab_size, has_chat_template=template)
+
+    def close(self) -> None:
+        self.remove_socket(self._socket)
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats
+
+    def wait_ms(self) -> float | None:
+        if self._engine.busy:
+            return 0
+        if self._lost:
+            return RETRY_MS
+        if self._engine.pool_used:
+            return max(0.0, (self._idle_since + memory.IDLE_REST_S - time.monotonic()) * 1000)
+        return None
+
+    def turn(self) -> None:
+        if self._engine.busy:
+            self._send(self._engine.turn())
+            self._engine.tidy()
+            self._idle_since = time.monotonic()
+            return
+        if self._lost:
+            self._send(Outcome())
+        if self._engine.pool_used and time.monotonic() - self._idle_since >= memory.IDLE_REST_S:
+            self._engine.rest()
+
+    def _receive(self) -> None:
+        # All that has arrived, in its order: an abort behind its own submit then finds the row, and one for a row
+        # in the batch takes effect before anything more is launched for it.
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._obey_command(frames[0], command_codec.decode(frames[-1]))
+            except CodecError as error:
+                self.faults += 1
+                log.error("bad command", error=str(error), faults=self.faults)
+
+    def _obey_command(self, peer: bytes, command: EngineCommand) -> None:
+        if command.epoch != self.me.epoch or command.streamer < self._streamer:
+            return
+        match command:
+            case Attach(streamer=streamer):
+                if streamer > self._streamer:
+                    self._engine.reset()
+                    self._lost.clear()
+                self._streamer = streamer
+                self._peer = peer
+                log.info("streamer attached", streamer=streamer)
+            case Submit() | Abort() if command.streamer != self._streamer:
+                self.faults += 1
+                log.error("a command of a streamer that never attached", streamer=command.streamer)
+            case Submit():
+                self._engine.submit(command)
+            case Abort(rids=rids):
+                self._engine.abort(rids)
+
+    def _send(self, outcome: Outcome) -> None:
+        for rid in self._lost:
+            outcome.end(rid, INTERNAL_ERROR, "the engine could not send this row's tokens")
+        if not outcome:
+            return
+        step = Step(
+            self.me.epoch,
+            self._streamer,
+            outcome.rids,
+            pack_ids(outcome.tokens),
+            outcome.admitted,
+            outcome.ended,
+            outcome.reasons,
+            outcome.errors,
+            self._engine.stats,
+        )
+        try:
+            self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self.faults += 1
+            log.error("step not sent", error=str(error), faults=self.faults)
+            if error.errno == zmq.EHOSTUNREACH:  # nobody is left to tell
+                self._engine.reset()
+                self._lost.clear()
+                return
+            # These rows now miss a token or their end, so they can only fail.
+            self._lost.update(outcome.rids, outcome.ended)
+            self._engine.abort([*self._lost])
+        else:
+            self._lost.clear()

@@ -1,0 +1,78 @@
+"""Decoding bodies: whatever comes, the result is a request or an error that says what is wrong."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.codec import encode
+from server.chat import parse_chat
+from server.completions import parse_completion
+from server.errors import MAX_MESSAGE, ApiError
+from server.generation import Generation
+from server.request_body import MAX_DEPTH, check_depth
+from server.schemas import ChatRequest, CompletionRequest
+from server.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters())
+values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
+messages = st.lists(st.fixed_dictionaries({"role": values, "content": values}) | values, max_size=3)
+fields = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *CHAT_UNSUPPORTED})
+bodies = st.dictionaries(st.sampled_from(fields), values, max_size=4)
+
+
+def parse(body: bytes) -> list[Generation | ApiError]:
+    results: list[Generation | ApiError] = []
+    for parser in (parse_chat, parse_completion):
+        try:
+            results.append(parser(body, "m")[1])
+        except ApiError as error:
+            results.append(error)
+    return results
+
+
+@given(st.binary())
+def test_any_bytes(body: bytes) -> None:
+    for result in parse(body):
+        assert isinstance(result, ApiError)
+        assert result.status == 400
+        json.loads(result.body())
+
+
+@given(bodies, messages, values)
+def test_any_values(body: dict[str, Any], some_messages: list[Any], prompt: Any) -> None:
+    filled = {"messages": some_messages, "prompt": prompt} | body
+    for result in parse(json.dumps(filled).encode()):
+        if isinstance(result, ApiError):
+            assert result.status == 400
+            assert len(result.message) <= MAX_MESSAGE + 1
+            json.loads(result.body())
+        else:
+            assert encode(result.params)
+            assert result.prompts
+
+
+@pytest.mark.parametrize("depth", [1, MAX_DEPTH, MAX_DEPTH + 1, 900])
+def test_depth(depth: int) -> None:
+    value: Any = []
+    for _ in range(depth - 1):
+        value = [value] if depth % 2 else {"a": value}
+    if depth <= MAX_DEPTH:
+        check_depth(value, "field")
+    else:
+        with pytest.raises(ApiError, match="field is nested more than"):
+            check_depth(value, "field")
+
+
+def test_supported_options_are_not_called_unsupported() -> None:
+    assert not CHAT_UNSUPPORTED.keys() & set(ChatRequest.__struct_fields__)
+    assert not COMPLETION_UNSUPPORTED.keys() & set(CompletionRequest.__struct_fields__)
+
+
+def test_long_quotes_are_cut() -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "x" * 100_000}]}]}
+    error, _ = parse(json.dumps(body).encode())
+    assert isinstance(error, ApiError)
+    assert len(error.body()) < 3000
