@@ -19,13 +19,14 @@ log = structlog.get_logger()
 
 # Not the builds with 64-bit integers (libopenblas64, libopenblas64_): MLX calls the 32-bit interface.
 _NAME = re.compile(r"libopenblas([po]?)(-r[0-9.]+)?\.so(\.\d+)?$")
-_LDCONFIG_LINE = re.compile(r"\s*(libopenblas\S*) \(.*\) => (\S+)")
+_LDCONFIG_LINE = re.compile(r"\s*libopenblas\S* \([^)]*64[^)]*\) => (\S+)")  # 64-bit ones: x86-64, AArch64
 
 
 def blas_environment(threads: int | None = None) -> dict[str, str]:
     """Environment variables for the engine process: an OpenBLAS preloaded, with `threads` threads.
 
-    {} where MLX brings a good one (macOS), computes elsewhere (CUDA), or there is no OpenBLAS on this machine.
+    What the user's own environment sets of these stays in force. {} where MLX brings a good BLAS (macOS), computes
+    elsewhere (CUDA), or there is no OpenBLAS on this machine.
     """
     if sys.platform != "linux" or has_cuda_backend():
         return {}
@@ -34,10 +35,10 @@ def blas_environment(threads: int | None = None) -> dict[str, str]:
         log.warning("no OpenBLAS found; the model will run several times slower on this CPU. Install libopenblas0")
         return {}
     preloaded = os.environ.get("LD_PRELOAD", "")
-    return {
-        "LD_PRELOAD": f"{preloaded}:{library}" if preloaded else str(library),
-        "OPENBLAS_NUM_THREADS": str(threads or default_threads(usable_cores())),
-    }
+    if "openblas" not in preloaded:
+        preloaded = f"{preloaded}:{library}" if preloaded else str(library)
+    chosen = threads or os.environ.get("OPENBLAS_NUM_THREADS") or default_threads(usable_cores())
+    return {"LD_PRELOAD": preloaded, "OPENBLAS_NUM_THREADS": str(chosen)}
 
 
 def find_openblas() -> Path | None:
@@ -103,7 +104,7 @@ def _in_linker_cache() -> Iterator[Path]:
         return
     for line in listing.splitlines():
         if found := _LDCONFIG_LINE.match(line):
-            yield Path(found[2])
+            yield Path(found[1])
 
 
 def _in_environments() -> Iterator[Path]:

@@ -85,7 +85,7 @@ CHECKS: dict[str, Check] = {
     "vanish-zmq": on_tiny(lambda report, server: crowds.vanish_zmq(report, server, 200, 150)),
     "tokenize-itl": on_tiny(
         lambda report, server: interference.tokenize_itl(
-            report, server, streams=16, tokens=200_000, rounds=8, seconds=6.0
+            report, server, streams=16, tokens=200_000, rounds=12, seconds=4.0
         )
     ),
     "kill-supervisor": kill("supervisor"),

@@ -105,8 +105,8 @@ def _check_memory(path: Path) -> None:
     available = available_for_weights()
     if weights > available:
         raise ModelError(
-            f"not enough memory for {path}: its weights take {_gigabytes(weights)}, "
-            f"{_gigabytes(available)} are free; take a smaller or a quantized model"
+            f"not enough memory for {path}: its weights take {_size(weights)}, "
+            f"{_size(available)} are free; take a smaller or a quantized model"
         )
 
 
@@ -166,5 +166,5 @@ def _try_out(model: Model) -> int:
     return logits.shape[-1]
 
 
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

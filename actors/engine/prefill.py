@@ -25,6 +25,7 @@ Ids = npt.NDArray[np.uint32]
 GROUP_ROWS = 32
 GROUP_TOKENS = 512  # a longer prompt runs alone
 GROUP_WASTE = 1.25  # padded tokens per real one, at most
+FULL_FORWARDS = 8  # a group's forward covers as many tokens as this many forwards of a row alone
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -81,6 +82,7 @@ class Prefill:
     def join(self, rids: list[int]) -> list[Joining]:
         """Hand over these rows, whose prompts are launched but for their last tokens."""
         joining, self._grouped = self._grouped, []
+        self._launched = []  # a reference more to the caches would make the first step copy them
         grouped = {row.rid for group in joining for row in group.rows}
         alone = [rid for rid in rids if rid not in grouped]
         if alone:
@@ -118,8 +120,11 @@ class Prefill:
         self._launch(caches)
 
     def _forward(self, ids: Ids, caches: list[Cache]) -> None:
-        for start in range(0, ids.shape[1], self._forward_tokens):
-            self._model.forward(mx.array(ids[:, start : start + self._forward_tokens]), caches)
+        # Several rows fill the device with fewer tokens of each, and what lies between the layers stays in cache.
+        rows, total = ids.shape
+        tokens = min(self._forward_tokens, max(self._forward_tokens * FULL_FORWARDS // rows, 32))
+        for start in range(0, total, tokens):
+            self._model.forward(mx.array(ids[:, start : start + tokens]), caches)
             # Each forward is launched by itself: as one graph all of them would hold their memory together.
             start_eval([cache.state for cache in caches])
 

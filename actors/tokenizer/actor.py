@@ -30,7 +30,7 @@ class TokenizerActor(Actor):
     """Serves `Encode` and `Decode` jobs in the order they come."""
 
     def start(self) -> tuple[str, ModelCard | None]:
-        os.nice(NICENESS)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)) if os.environ.get("IDLE") else os.nice(NICENESS)
         path = self.config.model_path
         try:
             files = read_model_files(path)

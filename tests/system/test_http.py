@@ -1,5 +1,6 @@
 """What HTTP gives besides the text: shapes, usage, health, CORS, request ids, log lines."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from bench.ask import chat, events, get, post, request, streamed_text
 from bench.harness import RunningServer, wait_until
+from protocol import AsyncClient
 
 ORIGIN = "https://app.example"  # the one that conftest allows
 COMPLETIONS = "/v1/completions"
@@ -148,3 +150,31 @@ def test_a_request_without_an_id_gets_one(server: RunningServer):
     first, second = (get(f"{server.url}/v1/models").headers["x-request-id"] for _ in range(2))
     assert first
     assert first != second
+
+
+def test_a_stream_whose_client_left_gets_few_more_tokens(server: RunningServer):
+    """Among others, so that a step takes long against the way of the news; the log tells how far it came."""
+    wanted = "left-in-the-middle"
+    body = json.dumps({"prompt": [3000, 4000], "max_tokens": 60_000, "stream": True, **EXACT}).encode()
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nx-request-id: {wanted}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+
+    async def read_some_and_leave() -> int:
+        async with AsyncClient(endpoint=server.endpoint) as crowd:
+            others = [crowd.generate(ids=[3000 + i], max_tokens=60_000, **EXACT) for i in range(32)]
+            async for _ in others[-1]:
+                break
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(head.encode() + body)
+            events = 0
+            while events < 12:
+                events += (await reader.readline()).startswith(b"data:")
+            writer.transport.abort()
+            await asyncio.to_thread(wait_until, lambda: wanted in server.log(), 10, "the request is logged")
+            return events
+
+    events = asyncio.run(read_some_and_leave())
+    (line,) = (json.loads(line) for line in server.log().splitlines() if wanted in line)
+    assert line["reason"] == "client_gone"
+    assert events <= line["tokens"] <= events + 5

@@ -38,7 +38,7 @@ def test_a_lone_surrogate_is_refused_and_harms_nobody(server: RunningServer, rep
         (CHAT, b"{not json", 400, "JSON"),
         (CHAT, b"[]", 400, ""),
         (CHAT, b"", 400, ""),
-        (CHAT, b'"\xff"', 400, "UTF-8"),
+        (COMPLETIONS, b'{"prompt": "\xff"}', 400, "UTF-8"),
         (CHAT, {"messages": []}, 400, "messages"),
         (CHAT, {"max_tokens": 1}, 400, "messages"),
         (CHAT, {"messages": "hello"}, 400, "messages"),

@@ -96,6 +96,7 @@ def test_a_stop_string_ends_the_text_before_it():
     push(stream, "d")
     assert stream.stopped
     push(stream, "zz")
+    assert stream.take() == ("", b"", 3)
     assert not stream.has_rest
 
 
@@ -143,3 +144,11 @@ def test_a_stream_ends_once():
     stream.end(12.0, "cancelled")
     with pytest.raises(AssertionError):
         stream.end(12.0, "finished", "stop")
+
+
+def test_tokens_without_text_are_counted_in_the_last_delta():
+    stream = make()
+    stream.push(0, 12.0)
+    assert not stream.due(1)
+    assert stream.has_rest
+    assert stream.take() == ("", b"", 1)

@@ -1,0 +1,201 @@
+"""The engine's turns: the same tokens alone, in any batch and after a resume, and each row's one end."""
+
+import random
+
+import msgspec
+import pytest
+
+from actors.engine.engine import find_fault
+from actors.engine.model import Model
+from actors.engine.scheduler import Limits
+from protocol.ids import pack_ids
+from protocol.messages import Submit
+
+LENGTHS = [1, 2, 7, 40, 255, 256, 257, 300, 513, 700]
+
+
+def mixed_requests(make_request, count: int, budget: int = 24, vocabulary: int = 49_152) -> list[Submit]:
+    """Requests of all lengths, greedy and sampled, with and without top_p."""
+    draw = random.Random(4)
+    return [
+        make_request(
+            rid,
+            [draw.randrange(vocabulary) for _ in range(LENGTHS[rid % len(LENGTHS)])],
+            budget - rid % 5,
+            temperature=[0.0, 0.8, 1.0][rid % 3],
+            top_p=[1.0, 0.9][rid % 2],
+            seed=draw.randrange(-(2**63), 2**63),
+            choice=rid % 2,
+        )
+        for rid in range(count)
+    ]
+
+
+def test_alone_and_in_a_batch_the_tokens_are_those_of_a_plain_run(
+    model: Model, make_request, start_run, same_as_plain
+) -> None:
+    requests = mixed_requests(make_request, 20)
+    together = start_run(model)
+    same_as_plain(model, requests, together.all(requests))
+    assert set(together.reasons.values()) == {"length"}
+    assert together.admitted == [each.rid for each in requests]
+    alone = {each.rid: start_run(model).all([each])[each.rid] for each in requests[:6]}
+    same_as_plain(model, requests[:6], alone)
+
+
+def test_rows_that_join_leave_and_are_aborted_change_nobody_elses_tokens(
+    model: Model, make_request, start_run, same_as_plain
+) -> None:
+    requests = mixed_requests(make_request, 30)
+    run = start_run(model, Limits(max_num_seqs=8))
+    aborted = {2, 5, 11, 17, 23, 29}
+    for number, each in enumerate(requests):
+        run.engine.submit(each)
+        run.turn()
+        if number - 3 in aborted:
+            run.engine.abort([number - 3])
+    run.engine.abort([29])
+    run.finish()
+    kept = [each for each in requests if each.rid not in aborted]
+    assert set(run.reasons) == {each.rid for each in kept}
+    same_as_plain(model, kept, run.tokens)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(prefill_step_size=64),
+        Limits(max_num_batched_tokens=290),
+        Limits(max_num_batched_tokens=20, max_num_seqs=4),
+    ],
+)
+def test_a_prompt_in_chunks_gives_the_tokens_of_a_whole_one(
+    model: Model, make_request, start_run, same_as_plain, limits: Limits
+) -> None:
+    requests = mixed_requests(make_request, 10, budget=8)
+    same_as_plain(model, requests, start_run(model, limits).all(requests))
+
+
+def test_a_resumed_row_goes_on_with_the_same_tokens(model: Model, make_request, start_run) -> None:
+    requests = mixed_requests(make_request, 6)
+    whole = start_run(model).all(requests)
+    rest = []
+    for each in requests:
+        done = 3 + 2 * each.rid
+        ids = each.ids + pack_ids(whole[each.rid][:done])
+        rest.append(msgspec.structs.replace(each, ids=ids, budget=each.budget - done))
+    resumed = start_run(model).all(rest)
+    for each in requests:
+        assert resumed[each.rid] == whole[each.rid][3 + 2 * each.rid :]
+
+
+def with_eos(model: Model, eos: set[int]) -> Model:
+    """The same model, with other end-of-sequence ids."""
+    files = msgspec.structs.replace(model.files, eos_token_ids=tuple(eos))
+    return Model(model._network, files)
+
+
+def test_a_row_ends_with_the_eos_token_and_nothing_comes_after_it(model: Model, make_request, start_run) -> None:
+    requests = [make_request(rid, [rid + 3, 50, 7], 20, temperature=1.0) for rid in range(8)]
+    free = start_run(model).all(requests)
+    eos = {free[rid][rid + 2] for rid in range(4)}
+    run = start_run(with_eos(model, eos))
+    obeying = [msgspec.structs.replace(each, ignore_eos=each.rid == 3) for each in requests]
+    stopped = run.all(obeying)
+    for rid in range(8):
+        first = next((i for i, token in enumerate(free[rid]) if token in eos), None)
+        if rid == 3 or first is None:
+            assert stopped[rid] == free[rid]
+            assert run.reasons[rid] == "length"
+        else:
+            assert stopped[rid] == free[rid][: first + 1]
+            assert run.reasons[rid] == "stop"
+    assert [run.reasons[rid] for rid in range(4)] == ["stop", "stop", "stop", "length"]
+
+
+def test_an_aborted_row_is_out_of_the_batch_within_two_steps(model: Model, make_request, start_run) -> None:
+    run = start_run(model)
+    for rid in range(4):
+        run.engine.submit(make_request(rid, [1, 2, 3], 100))
+    for _ in range(5):
+        run.turn()
+    before = len(run.tokens[2])
+    run.engine.abort([2])
+    for _ in range(2):
+        run.turn()
+    assert run.engine.stats.running == 3
+    assert len(run.engine._batch) == 3
+    assert len(run.tokens[2]) == before
+    run.finish()
+    assert set(run.reasons) == {0, 1, 3}
+
+
+def test_a_reset_drops_every_row_and_the_numbers_may_be_used_again(model: Model, make_request, start_run) -> None:
+    run = start_run(model, Limits(max_num_seqs=3))
+    for rid in range(6):
+        run.engine.submit(make_request(rid, [5] * (1 + 400 * (rid % 2)), 50))
+    for _ in range(4):
+        run.turn()
+    run.engine.reset()
+    run.tokens.clear()
+    again = make_request(1, [9, 8, 7], 5)
+    run.engine.submit(again)
+    run.finish()
+    assert run.tokens == start_run(model).all([again])
+    assert set(run.reasons) == {1}
+
+
+def test_a_bad_request_ends_alone(model: Model, make_request, start_run) -> None:
+    good = make_request(1, [4, 5, 6], 5)
+    run = start_run(model)
+    run.all([good, make_request(2, [4, 49_152], 5), make_request(3, [], 5), good])
+    assert run.reasons == {1: "length", 2: "invalid_request", 3: "invalid_request"}
+    assert run.errors[2] == "id 49152 is outside the vocabulary of 49152"
+    assert run.errors[1] == ""
+    assert len(run.tokens[1]) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"ids": b"\0\0\0"}, "whole number"),
+        ({"ids": b""}, "no ids"),
+        ({"ids": pack_ids([1] * 100)}, "100 ids leave no room to generate in the model's context of 100 tokens"),
+        ({"ids": pack_ids([70])}, "id 70 is outside the vocabulary of 64"),
+        ({"budget": 0}, "budget"),
+        ({"prompt_tokens": 4}, "prompt tokens"),
+        ({"prompt_tokens": -1}, "prompt tokens"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+    ],
+)
+def test_faults_are_found(make_request, changes: dict, fault: str) -> None:
+    good = make_request(1, [1, 2, 3], 5)
+    assert find_fault(good, 64, 100) == ""
+    assert fault in find_fault(msgspec.structs.replace(good, **changes), 64, 100)
+
+
+def test_the_budget_ends_at_the_context(model: Model, make_request, start_run) -> None:
+    small = Model(model._network, msgspec.structs.replace(model.files, context=10))
+    run = start_run(small)
+    run.all([make_request(1, [1, 2, 3, 4, 5, 6], 100)])
+    assert len(run.tokens[1]) == 4
+    assert run.reasons == {1: "length"}
+
+
+def test_stats_tell_the_load(model: Model, make_request, start_run) -> None:
+    run = start_run(model, Limits(max_num_seqs=2))
+    for rid in range(5):
+        run.engine.submit(make_request(rid, [1, 2], 10))
+    assert run.engine.stats.waiting == 5
+    run.turn()
+    stats = run.engine.stats
+    assert (stats.running, stats.prefilling, stats.waiting, stats.step) == (2, 0, 3, 1)
+    assert stats.memory > 25_000_000
+    run.finish()
+    stats = run.engine.stats
+    assert (stats.running, stats.prefilling, stats.waiting) == (0, 0, 0)
+    assert not run.engine._batch._caches
+    assert not run.engine._queued

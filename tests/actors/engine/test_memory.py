@@ -1,0 +1,34 @@
+"""When the pool of free buffers is cleared."""
+
+import pytest
+
+from actors.engine.memory import available_for_weights, clearing_due, in_use, pool_limit
+
+LIMIT = 1000
+
+
+@pytest.mark.parametrize(
+    ("age", "held", "prefilled", "due"),
+    [
+        (1, LIMIT, False, False),  # never eagerly
+        (15, LIMIT, False, False),
+        (16, LIMIT, False, True),  # a full pool is stuck
+        (16, LIMIT // 2, False, False),
+        (16, LIMIT, True, False),  # prefill would fill it again at once
+        (64, LIMIT, True, True),
+        (1023, 0, False, False),
+        (1024, 0, False, True),  # now and then in any case
+    ],
+)
+def test_clearing(age: int, held: int, prefilled: bool, due: bool) -> None:
+    assert clearing_due(age, held, LIMIT, prefilled=prefilled) is due
+
+
+def test_the_pool_holds_several_sets_of_logits() -> None:
+    assert pool_limit(1, 100) == 512 << 20
+    assert pool_limit(1024, 150_000) == 4 * 1024 * 150_000 * 4
+
+
+def test_memory_is_told_in_bytes() -> None:
+    assert in_use() >= 0
+    assert available_for_weights() > 10_000_000

@@ -1,0 +1,103 @@
+"""Loading a model: what it tells, what users read when it can't be served, and what loading leaves alone."""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache
+
+from actors.engine import model as module
+from actors.engine.model import Model, ModelError, load
+
+
+@pytest.fixture
+def copy(tiny_model: Path, tmp_path: Path) -> Path:
+    """A folder with the tiny model's files that a test may damage."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    return folder
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def test_a_model_tells_its_sizes(model: Model) -> None:
+    assert (model.context, model.vocab_size) == (65_536, 49_152)
+    assert model.eos_token_ids == {2}
+    assert [type(cache) for cache in model.new_caches()] == [KVCache, KVCache]
+
+
+def test_max_kv_size_makes_windows_that_keep_no_first_tokens(tiny_model: Path) -> None:
+    caches = load(tiny_model, max_kv_size=100).new_caches()
+    assert [(type(c), c.max_size, c.keep) for c in caches] == [(RotatingKVCache, 100, 0)] * 2
+
+
+def test_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is not a folder"):
+        load(tmp_path / "nothing")
+
+
+def test_missing_weights(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"holds no weights \(model\*\.safetensors\)"):
+        load(copy)
+
+
+def test_damaged_weights(copy: Path) -> None:
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="can't be loaded as llama"):
+        load(copy)
+
+
+def test_weights_of_another_shape(copy: Path) -> None:
+    change_config(copy, num_hidden_layers=3)
+    with pytest.raises(ModelError, match="can't be loaded as llama"):
+        load(copy)
+
+
+def test_an_unsupported_architecture(copy: Path) -> None:
+    change_config(copy, model_type="unheard_of")
+    with pytest.raises(ModelError, match=r"the architecture unheard_of .*not supported"):
+        load(copy)
+
+
+def test_code_in_the_folder_is_not_run(copy: Path) -> None:
+    change_config(copy, model_file="own.py")
+    (copy / "own.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        load(copy)
+
+
+def test_too_little_memory(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_for_weights", lambda: 1_000_000)
+    with pytest.raises(ModelError, match=r"not enough memory .* take 26 MB, 1 MB are free"):
+        load(tiny_model)
+
+
+def test_a_kind_of_cache_that_cant_be_batched_is_named(model: Model) -> None:
+    network = SimpleNamespace(make_cache=lambda: [KVCache(), ChunkedKVCache(64)])
+    with pytest.raises(ModelError, match=r"can't be batched yet: ChunkedKVCache$"):
+        module._check_caches(Model(network, model.files), None)
+
+
+def test_max_kv_size_for_caches_that_take_none(model: Model) -> None:
+    network = SimpleNamespace(make_cache=list)
+    with pytest.raises(ModelError, match="max_kv_size doesn't apply"):
+        module._check_caches(Model(network, model.files), 64)
+
+
+def test_loading_leaves_the_limit_of_open_files_alone() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == 2048:
+        pytest.skip("this process has the limit that mlx-lm sets")
+    script = "import resource, actors.engine.model; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout.split() == [str(soft), str(hard)]

@@ -1,0 +1,39 @@
+"""The pace of prefill settles where a turn takes the time it may take."""
+
+import pytest
+
+from actors.engine.pace import LONE_TARGET, STALL_TARGET, Pace
+
+
+def settle(speed: float, step_seconds: float, turns: int = 30) -> tuple[Pace, float]:
+    """A machine with this speed of prefill and length of step; the prefill time of its last turn."""
+    pace = Pace()
+    for _ in range(5):
+        pace.observe(0, step_seconds)
+    tokens = 0
+    for _ in range(turns):
+        tokens = pace.tokens(running=8)
+        pace.observe(tokens, step_seconds + tokens / speed)
+    return pace, tokens / speed
+
+
+@pytest.mark.parametrize("speed", [200.0, 5_000.0, 1_000_000.0])
+def test_prefill_beside_running_rows_takes_the_stall_target(speed: float) -> None:
+    _, seconds = settle(speed, 0.02)
+    assert seconds == pytest.approx(STALL_TARGET, rel=0.1)
+
+
+def test_prefill_gets_as_much_time_as_a_long_step() -> None:
+    _, seconds = settle(1000.0, 2.0)
+    assert seconds == pytest.approx(2.0, rel=0.1)
+
+
+def test_with_nothing_running_a_turn_may_take_longer() -> None:
+    pace, _ = settle(10_000.0, 0.02)
+    assert pace.tokens(running=0) == pytest.approx(10_000 * LONE_TARGET, rel=0.1)
+
+
+def test_a_few_tokens_hardly_change_the_speed() -> None:
+    pace, _ = settle(10_000.0, 0.02)
+    pace.observe(3, 0.05)
+    assert pace.prefill_speed > 9_000

@@ -1,0 +1,220 @@
+"""The scheduler against a simulated batch: whatever arrives, aborts and stops, each row ends once and in bounds."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.engine.scheduler import BLOCK, Limits, Plan, Scheduler
+
+EOS = 2
+
+
+class Device:
+    """Carries out plans as the engine does, one step in flight, and checks each of them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.scheduler = Scheduler(limits, [EOS])
+        self.submitted: list[int] = []
+        self.admitted: list[int] = []
+        self.lengths: dict[int, int] = {}
+        self.budgets: dict[int, int] = {}
+        self.computed: dict[int, int] = {}  # rows in prefill
+        self.decoding: list[int] = []
+        self.in_flight: deque[list[int]] = deque()
+        self.aborted: set[int] = set()
+        self.tokens: dict[int, list[int]] = {}
+        self.ended: dict[int, str] = {}
+        self.gone_since: dict[int, int] = {}
+        self.turns = 0
+
+    def submit(self, rid: int, length: int, budget: int, ignore_eos: bool = False) -> None:
+        self.scheduler.add(rid, length, budget, ignore_eos=ignore_eos)
+        self.submitted.append(rid)
+        self.lengths[rid], self.budgets[rid], self.tokens[rid] = length, budget, []
+
+    def abort(self, rids: list[int]) -> None:
+        self.scheduler.abort(rids)
+        for rid in rids:
+            if rid in self.tokens and rid not in self.ended:
+                self.aborted.add(rid)
+                self.gone_since.setdefault(rid, self.turns)
+
+    def turn(self, prefill_tokens: int = 1 << 20, stops: frozenset[int] = frozenset()) -> Plan:
+        """One turn; rows in `stops` draw the end-of-sequence id."""
+        seats_before = len(self.decoding)
+        plan = self.scheduler.plan(prefill_tokens)
+        self._check(plan, prefill_tokens, seats_before)
+        step_before = bool(self.in_flight)
+        if plan.decode:
+            assert plan.decode == len(self.decoding)
+            self.in_flight.append(self.decoding.copy())
+        if step_before:
+            rids = self.in_flight.popleft()
+            drawn = [EOS if rid in stops else 7 for rid in rids]
+            taken = self.scheduler.take(rids, drawn)
+            for rid, token in zip(taken.rids, taken.tokens, strict=True):
+                assert rid not in self.ended
+                assert rid not in self.aborted
+                self.tokens[rid].append(token)
+            for rid, reason in zip(taken.ended, taken.reasons, strict=True):
+                assert rid not in self.ended
+                self.ended[rid] = reason
+                self.gone_since[rid] = self.turns
+        self.turns += 1
+        for rid, since in self.gone_since.items():
+            if self.turns - since > 2:
+                assert rid not in self.decoding, "a row that ended is still in the batch two steps later"
+                assert rid not in self.computed
+        return plan
+
+    def _check(self, plan: Plan, prefill_tokens: int, seats_before: int) -> None:
+        for rid in plan.drop:
+            assert (rid in self.computed) != (rid in self.decoding), "a drop of a row that the batch doesn't hold"
+            self.computed.pop(rid, None)
+            if rid in self.decoding:
+                self.decoding.remove(rid)
+        for rid in plan.admit:
+            assert rid not in self.aborted
+            assert rid in plan.join or any(chunk.rid == rid for chunk in plan.chunks), "admitted for nothing"
+            self.admitted.append(rid)
+            self.computed[rid] = 0
+        for chunk in plan.chunks:
+            assert 0 < chunk.tokens <= self.limits.prefill_step_size
+            assert chunk.start == self.computed[chunk.rid]
+            self.computed[chunk.rid] += chunk.tokens
+            end, last = self.computed[chunk.rid], self.lengths[chunk.rid] - 1
+            assert end <= last
+            assert chunk.whole == (chunk.start == 0 and end == last and chunk.rid in plan.join)
+            whole_turn = min(self.limits.prefill_step_size, self.limits.max_num_batched_tokens - seats_before)
+            if whole_turn >= 2 * BLOCK:
+                assert end == last or end % BLOCK == 0, "a chunk that ends inside a block"
+        for rid in plan.join:
+            assert self.computed.pop(rid) == self.lengths[rid] - 1
+            self.decoding.append(rid)
+        assert plan.prefill_tokens <= max(prefill_tokens, BLOCK)
+        assert plan.decode + plan.prefill_tokens <= self.limits.max_num_batched_tokens
+        assert len(self.computed) + len(self.decoding) <= self.limits.max_num_seqs
+
+    def finish(self) -> None:
+        """Run until nothing is left; every row must have come to one end."""
+        work = sum(self.lengths.values()) + sum(self.budgets.values()) + 10
+        bound = self.turns + 2 * work
+        while self.scheduler.busy or self.in_flight:
+            self.turn()
+            assert self.turns < bound, "no end in sight"
+        assert not self.computed
+        assert not self.decoding
+        for rid in self.submitted:
+            assert (rid in self.ended) != (rid in self.aborted)
+            if self.ended.get(rid) == "length":
+                assert len(self.tokens[rid]) == self.budgets[rid]
+            if self.ended.get(rid) == "stop":
+                assert self.tokens[rid][-1] == EOS
+
+
+limits = st.builds(
+    Limits,
+    max_num_seqs=st.integers(1, 12),
+    max_num_batched_tokens=st.one_of(st.integers(1, 40), st.integers(300, 4000)),
+    prefill_step_size=st.one_of(st.integers(1, 300), st.just(2048)),
+)
+events = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.integers(1, 900), st.integers(1, 6), st.booleans()), max_size=3),  # arrivals
+        st.lists(st.integers(0, 40), max_size=2),  # aborts
+        st.frozensets(st.integers(0, 40), max_size=3),  # stops
+        st.integers(0, 2000),  # prefill tokens
+    ),
+    max_size=25,
+)
+
+
+@given(limits, events)
+@settings(max_examples=300, deadline=None)
+def test_every_row_ends_once_and_no_bound_is_passed(limits: Limits, events: list) -> None:
+    device = Device(limits)
+    rid = 0
+    for arrivals, aborts, stops, prefill_tokens in events:
+        for length, budget, ignore_eos in arrivals:
+            device.submit(rid, length, budget, ignore_eos)
+            rid += 1
+        device.abort(aborts)
+        device.turn(prefill_tokens, stops)
+    device.finish()
+    started = [rid for rid in device.submitted if rid in set(device.admitted)]
+    assert device.admitted == started, "admitted out of order"
+
+
+def test_thousands_of_rows_come_through() -> None:
+    device = Device(Limits(max_num_seqs=64))
+    for rid in range(3000):
+        device.submit(rid, 1 + rid * 37 % 500, 1 + rid % 5)
+        if rid % 10 == 0:
+            device.turn()
+            device.abort([rid - 7, rid])
+    device.finish()
+    assert len(device.ended) + len(device.aborted) == 3000
+
+
+def test_chunks_run_beside_decoding() -> None:
+    device = Device(Limits(max_num_batched_tokens=512))
+    device.submit(0, 1, 50)
+    device.turn()
+    device.submit(1, 1500, 1)
+    plans = [device.turn() for _ in range(6)]
+    assert [plan.prefill_tokens for plan in plans[:3]] == [256, 256, 256]
+    assert all(plan.decode for plan in plans)
+
+
+def test_a_row_that_fits_joins_in_the_same_turn() -> None:
+    device = Device(Limits())
+    device.submit(0, 10, 3)
+    plan = device.turn()
+    assert (plan.admit, plan.join, plan.decode) == ([0], [0], 1)
+    assert plan.chunks == [(0, 0, 9, True)]
+
+
+def test_a_budget_of_one_takes_one_step() -> None:
+    device = Device(Limits())
+    device.submit(0, 4, 1)
+    assert device.turn().decode == 1
+    plan = device.turn()
+    assert (plan.drop, plan.decode) == ([0], 0)
+    assert device.ended == {0: "length"}
+
+
+def test_stop_wins_over_length_and_ignore_eos_over_stop() -> None:
+    device = Device(Limits())
+    device.submit(0, 4, 1)
+    device.submit(1, 4, 2, ignore_eos=True)
+    for _ in range(4):
+        device.turn(stops=frozenset({0, 1}))
+    assert device.ended == {0: "stop", 1: "length"}
+    assert device.tokens == {0: [EOS], 1: [EOS, EOS]}
+
+
+def test_a_small_time_budget_still_admits_a_block() -> None:
+    device = Device(Limits())
+    device.submit(0, 5000, 1)
+    assert device.turn(prefill_tokens=0).prefill_tokens == BLOCK
+
+
+def test_aborts_of_unknown_and_gone_rows_are_normal() -> None:
+    device = Device(Limits())
+    device.submit(0, 4, 1)
+    device.scheduler.abort([5])
+    device.finish()
+    device.scheduler.abort([0, 0, 5])
+    assert not device.scheduler.busy
+
+
+def test_a_row_number_in_use_is_refused() -> None:
+    scheduler = Scheduler(Limits(), [])
+    scheduler.add(1, 3, 3)
+    with pytest.raises(ValueError, match="in use"):
+        scheduler.add(1, 3, 3)
+    with pytest.raises(ValueError, match="budget"):
+        scheduler.add(2, 3, 0)
