@@ -1,0 +1,185 @@
+"""`RowGroup`: rows of similar length that decode in one forward, each in a slot of its own.
+
+Used by `actors.engine.batch` on the engine's one thread. Everything here is lazy but `compact`, which waits for the
+rows it moves. A free slot in the middle is computed along with the others until a row joins there; when too many are
+free, rows move down from the end.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from actors.engine.model import Cache, Model
+from actors.engine.prefill import Joining, Row
+from actors.engine.sampler import Sampler
+from actors.engine.slots import Positions, SlotCache, SlotKV
+
+FREE = -1
+MIN_SLOTS = 4
+MAX_FREE = 0.125  # of the slots computed
+
+
+class RowGroup:
+    """Slots, the rows in them, and the length of each in tokens."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._caches: list[SlotCache] = model.new_slots()
+        self._sampler = Sampler()
+        self._rids: list[int] = []  # by slot, FREE where there is none
+        self._lengths = np.zeros(0, np.int64)
+        self._slots: dict[int, int] = {}
+        self._room = 0
+        self._inputs = mx.zeros((0,), mx.uint32)  # each slot's last token; may still be in computation
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, rid: int) -> bool:
+        return rid in self._slots
+
+    @property
+    def rids(self) -> list[int]:
+        """The rows here."""
+        return list(self._slots)
+
+    @property
+    def longest(self) -> int:
+        """Tokens in the caches of the longest row."""
+        return int(self._lengths.max(initial=0))
+
+    def length_of(self, rid: int) -> int:
+        """Tokens of a row in the caches."""
+        return int(self._lengths[self._slots[rid]])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all caches."""
+        return sum(cache.nbytes for cache in self._caches)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for so many slots. Growing copies what is there, so ask once for all that are to come."""
+        if rows > self._room:
+            room = max(MIN_SLOTS, 1 << (rows - 1).bit_length())
+            for cache in self._caches:
+                cache.resize(room)
+            self._room = room
+
+    def join(self, joining: Joining, places: list[int]) -> None:
+        """Take in these rows of `joining`."""
+        self.reserve(len(self._slots) + len(places))
+        run = self._as_run(joining, places)
+        if run is not None:
+            self._load_run(joining, run)
+            return
+        for place in places:
+            slot = self._take_slot(joining.rows[place])
+            for mine, theirs in zip(self._caches, joining.row_caches(place), strict=True):
+                mine.load(slot, theirs)
+
+    def _as_run(self, joining: Joining, places: list[int]) -> slice | None:
+        # Neighbours of a right-padded batch that fit behind the last slot are one write per array.
+        last = places[-1] + 1
+        neighbours = len(places) > 1 and last - places[0] == len(places)
+        fits = len(self._rids) + len(places) <= self._room
+        plain = joining.right_padded and all(isinstance(cache, SlotKV) for cache in self._caches)
+        return slice(places[0], last) if neighbours and fits and plain else None
+
+    def _load_run(self, joining: Joining, run: slice) -> None:
+        slot = len(self._rids)
+        rows = joining.rows[run]
+        for row in rows:
+            self._append(row)
+        length = max(len(row.ids) - 1 for row in rows)
+        for mine, theirs in zip(self._caches, joining.caches, strict=True):
+            assert isinstance(mine, SlotKV)
+            mine.load_rows(slot, theirs, run, length)
+
+    def _take_slot(self, row: Row) -> int:
+        if FREE not in self._rids:
+            return self._append(row)
+        slot = self._rids.index(FREE)
+        self._rids[slot] = row.rid
+        self._slots[row.rid] = slot
+        self._lengths[slot] = len(row.ids) - 1
+        self._sampler.set(slot, row.options)
+        self._inputs[slot] = int(row.ids[-1])
+        return slot
+
+    def _append(self, row: Row) -> int:
+        slot = len(self._rids)
+        self._rids.append(row.rid)
+        self._slots[row.rid] = slot
+        self._lengths = np.append(self._lengths, len(row.ids) - 1)
+        self._sampler.append(row.options)
+        self._inputs = mx.concatenate([self._inputs, mx.array([int(row.ids[-1])], mx.uint32)])
+        return slot
+
+    def remove(self, rids: Iterable[int]) -> None:
+        """Free the slots of these rows; those that are not here are normal."""
+        for rid in rids:
+            slot = self._slots.pop(rid, None)
+            if slot is not None:
+                self._rids[slot] = FREE
+                self._lengths[slot] = 0
+                self._sampler.clear(slot)
+        self._cut_end()
+
+    def _cut_end(self) -> None:
+        rows = len(self._rids)
+        while rows and self._rids[rows - 1] == FREE:
+            rows -= 1
+        if rows < len(self._rids):
+            del self._rids[rows:]
+            self._lengths = self._lengths[:rows].copy()
+            self._sampler.cut(rows)
+            self._inputs = self._inputs[:rows]
+
+    def compact(self) -> None:
+        """Move rows from the end into free slots when too much is computed for nobody."""
+        free = len(self._rids) - len(self._slots)
+        if free <= MAX_FREE * len(self._rids):
+            return
+        holes = [slot for slot, rid in enumerate(self._rids[: len(self._slots)]) if rid == FREE]
+        tail = [slot for slot in range(len(self._slots), len(self._rids)) if self._rids[slot] != FREE]
+        contents = [self._copy(slot) for slot in tail]
+        mx.eval([content for content, _ in contents], self._inputs)
+        for source, target, (content, length) in zip(tail, holes, contents, strict=True):
+            rid = self._rids[source]
+            self._rids[source], self._rids[target] = FREE, rid
+            self._slots[rid] = target
+            self._lengths[target], self._lengths[source] = length, 0
+            self._sampler.move(source, target)
+            self._inputs[target] = self._inputs[source]
+            self._paste(target, content)
+        self._cut_end()
+        room = max(MIN_SLOTS, 1 << (2 * len(self._rids) - 1).bit_length())
+        if room < self._room // 2:
+            for cache in self._caches:
+                cache.resize(room)
+            self._room = room
+
+    def _copy(self, slot: int) -> tuple[list[list[Any]], int]:
+        length = int(self._lengths[slot])
+        return [cache.copy_row(slot, length) for cache in self._caches], length
+
+    def _paste(self, slot: int, content: list[list[Any]]) -> None:
+        for cache, row in zip(self._caches, content, strict=True):
+            cache.paste_row(slot, row)
+
+    def step(self) -> mx.array:
+        """Build one decode step of all slots; returns the tokens, uint32 (slots,), not yet computed."""
+        at = Positions(self._lengths)
+        for cache in self._caches:
+            cache.step(at)
+        logits = self._model.forward(self._inputs[:, None], list[Cache](self._caches))
+        self._inputs = self._sampler.draw(logits[:, -1, :])
+        for slot in self._slots.values():
+            self._lengths[slot] += 1
+        return self._inputs
+
+    def slots(self) -> list[int]:
+        """The rid in each slot, FREE where there is none."""
+        return self._rids.copy()
