@@ -6,7 +6,8 @@ import msgspec
 
 
 class CastConfig(msgspec.Struct, frozen=True):
-    """Settings that the actors of one cast share. Times are in seconds, sizes in tokens unless named.
+    """Settings that the actors of one cast share. Times are in seconds, sizes in tokens unless named;
+    `memory_limit` is in bytes.
 
     `model_path` is a local folder with `config.json` and weights; `model_name` is what clients call it.
     """
@@ -23,6 +24,11 @@ class CastConfig(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int = 8192
     prefill_step_size: int = 2048
     max_kv_size: int | None = None
+    kv_bits: int | None = None
+    kv_group_size: int = 64
+    decode_stall_target_ms: float = 100.0
+    memory_limit: int | None = None
+    log_steps: bool = False
     blas_threads: int | None = None
     trust_remote_code: bool = False
     log_level: str = "info"

@@ -18,6 +18,9 @@ from protocol.sampling import InvalidParam, check_params
 # For models that name no limit anywhere: recurrent ones have none, and some configs leave it to the code.
 UNSTATED_CONTEXT = 32_768
 
+# What the author of XTC recommends; it only matters once a request asks for an `xtc_probability`.
+XTC_THRESHOLD = 0.1
+
 _CONTEXT_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -52,6 +55,26 @@ class ModelFiles(msgspec.Struct, frozen=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+    def resolve(self, asked: SamplingParams) -> SamplingParams:
+        """`asked` with what the author recommends, else the neutral value, for each option of the sampler that it
+        leaves open. `seed`, `max_tokens` and `logprobs` stay as they are."""
+
+        def first(*values: float | None) -> float:
+            return next(value for value in values if value is not None)
+
+        return msgspec.structs.replace(
+            asked,
+            temperature=first(asked.temperature, self.temperature, 1.0),
+            top_p=first(asked.top_p, self.top_p, 1.0),
+            top_k=max(0, int(first(asked.top_k, self.top_k, 0))),
+            min_p=first(asked.min_p, self.min_p, 0.0),
+            repetition_penalty=first(asked.repetition_penalty, self.repetition_penalty, 1.0),
+            presence_penalty=first(asked.presence_penalty, 0.0),
+            frequency_penalty=first(asked.frequency_penalty, 0.0),
+            xtc_probability=first(asked.xtc_probability, 0.0),
+            xtc_threshold=first(asked.xtc_threshold, XTC_THRESHOLD),
+        )
 
 
 class _Sampling(TypedDict):
@@ -198,7 +221,7 @@ def _sampling(folder: Path, generation: dict[str, Any]) -> _Sampling:
         stated |= {"temperature": 0.0, "top_p": None, "top_k": None, "min_p": None}
     try:
         checked = msgspec.convert(stated, _Sampling)
-        check_params(SamplingParams(temperature=checked["temperature"], top_p=checked["top_p"]))
+        check_params(SamplingParams(**checked))
     except (msgspec.ValidationError, InvalidParam) as error:
         raise ValueError(f"{folder / 'generation_config.json'}: {error}; correct or remove it") from None
     return checked

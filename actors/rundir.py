@@ -57,9 +57,7 @@ class RunDirectory:
         sweep(root)
         name_lock = _try_lock(root / f"{name}.lock")
         if name_lock is None:
-            raise NameTaken(
-                f"a server called {name!r} is running already; stop it, or give this one another --name"
-            )
+            raise NameTaken(f"a server called {name!r} is running already; stop it, or give this one another --name")
         path = root / secrets.token_hex(4)
         path.mkdir(mode=0o700)
         lock = _try_lock(path / "lock")

@@ -339,6 +339,4 @@ def raise_file_limit(wanted: int = 8192) -> str | None:
         target = soft
     if target >= wanted:
         return None
-    return (
-        f"only {target} files may be open at once; for hundreds of streams set `ulimit -n {wanted}` before starting"
-    )
+    return f"only {target} files may be open at once; for hundreds of streams set `ulimit -n {wanted}` before starting"

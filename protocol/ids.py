@@ -1,4 +1,4 @@
-"""Token ids on the wire: little-endian uint32 bytes, four per id."""
+"""Token ids and their log-probabilities on the wire: little-endian uint32 and float32, four bytes each."""
 
 import sys
 from array import array
@@ -23,6 +23,25 @@ def unpack_ids(data: bytes | memoryview) -> list[int]:
     if len(data) % 4:
         raise ValueError(f"token ids take 4 bytes each, but {len(data)} bytes came")
     packed = array("I")
+    packed.frombytes(data)
+    if _SWAP:
+        packed.byteswap()
+    return packed.tolist()
+
+
+def pack_floats(values: Iterable[float]) -> bytes:
+    """Pack numbers as little-endian float32."""
+    packed = array("f", values)
+    if _SWAP:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_floats(data: bytes | memoryview) -> list[float]:
+    """Inverse of `pack_floats`. Raises ValueError when the length is not a multiple of four bytes."""
+    if len(data) % 4:
+        raise ValueError(f"float32 take 4 bytes each, but {len(data)} bytes came")
+    packed = array("f")
     packed.frombytes(data)
     if _SWAP:
         packed.byteswap()

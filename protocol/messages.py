@@ -20,13 +20,19 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from protocol.ids import unpack_floats, unpack_ids
+
 PROTOCOL_VERSION = 1
 
 
 class SamplingParams(Struct, frozen=True, array_like=True, omit_defaults=False):
-    """What one request asks of the sampler and the stop logic. `None` means the model's own default.
+    """What one request asks of the sampler and the stop logic. `None` means the model's own default, or off.
 
     Ranges are checked by `protocol.sampling.check_params`. `max_tokens` absent means up to the context.
+    Before `min_tokens` tokens neither an end-of-sequence token, nor one of `stop_token_ids`, nor a stop string
+    ends the text. `logit_bias` is added to the logits of these ids. `top_k` 0 or -1 is off. `logprobs` asks for the
+    log-probability of each generated token and of so many of the most probable ones; None asks for none. A lower
+    `priority` runs earlier, as in vLLM.
     """
 
     temperature: float | None = None
@@ -35,6 +41,42 @@ class SamplingParams(Struct, frozen=True, array_like=True, omit_defaults=False):
     max_tokens: int | None = None
     ignore_eos: bool = False
     stop: list[str] = []
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    logprobs: int | None = None
+    priority: int = 0
+
+
+class TokenLogprobs(Struct, frozen=True, array_like=True):
+    """Natural log-probabilities at one generated token: its own, and those of the most probable ones.
+
+    `top_ids` (uint32-LE) and `top_logprobs` (float32-LE) are of equal length, the most probable first; the
+    generated token may be among them. `token` and `top_tokens` are the bytes the tokens stand for, which may be a
+    part of a UTF-8 character; empty when the request wants no text. `offset` counts the characters of the
+    generated text before this token.
+    """
+
+    token_id: int
+    logprob: float
+    top_ids: bytes = b""
+    top_logprobs: bytes = b""
+    token: bytes = b""
+    top_tokens: list[bytes] = []
+    offset: int = 0
+
+    @property
+    def top(self) -> list[tuple[int, float, bytes]]:
+        """The most probable tokens: id, log-probability and bytes of each."""
+        ids = unpack_ids(self.top_ids)
+        return list(zip(ids, unpack_floats(self.top_logprobs), self.top_tokens or [b""] * len(ids), strict=True))
 
 
 class Usage(Struct, frozen=True, array_like=True):
@@ -196,7 +238,8 @@ class Deltas(Struct, frozen=True, array_like=True, tag=24):
 
     `texts[i]` and `ids[i]` belong to stream `refs[i]`; `counts[i]` is the number of tokens they stand for.
     `ends` holds the terminal records of streams that ended; a stream's last text comes in the same message
-    as its end or earlier.
+    as its end or earlier. `logprobs` is empty when no stream here asked for them; else `logprobs[i]` holds the
+    tokens whose text `texts[i]` begins to bring, none for streams that did not ask.
     """
 
     refs: list[int]
@@ -204,6 +247,7 @@ class Deltas(Struct, frozen=True, array_like=True, tag=24):
     ids: list[bytes]
     counts: list[int]
     ends: list[End] = []
+    logprobs: list[list[TokenLogprobs]] = []
 
 
 class Tokenized(Struct, frozen=True, array_like=True, tag=26):
@@ -295,7 +339,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
 
     `ids` is the prompt (`prompt_tokens` of them) followed by the tokens generated so far; the next token is
     number `len(ids) - prompt_tokens` of its (seed, choice) sequence. `budget` is how many tokens may still
-    be generated. `temperature` and `top_p` are resolved values, never absent.
+    be generated. `temperature` and `top_p` are resolved values, never absent. So are those of `params`: none is
+    None but `max_tokens` (`budget` counts) and `logprobs`; an option that is off has its neutral value.
     """
 
     epoch: int
@@ -309,6 +354,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     seed: int
     choice: int = 0
     ignore_eos: bool = False
+    params: SamplingParams | None = None
+    priority: int = 0
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=62):
@@ -334,7 +381,10 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
 
     `tokens` (uint32-LE) holds one token per entry of `rids`. `admitted` names rows whose prefill began.
     `ended[i]` ended with `reasons[i]` (stop, length, or an error code of `protocol.errors`) and, for errors,
-    `errors[i]`. The end-of-sequence token itself is among the tokens of a row that ended with stop.
+    `errors[i]`. The token that ended a row with stop (end of sequence, or one of its `stop_token_ids`) is among
+    the tokens. `logprob_rids` names those of `rids` whose requests asked for log-probabilities, with that of the
+    row's token in `logprobs`, and the most probable ones in `top_ids` (uint32-LE) and `top_logprobs` (float32-LE),
+    the most probable first.
     """
 
     epoch: int
@@ -346,6 +396,10 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     reasons: list[str] = []
     errors: list[str] = []
     stats: EngineStats = field(default_factory=EngineStats)
+    logprob_rids: list[int] = []
+    logprobs: list[float] = []
+    top_ids: list[bytes] = []
+    top_logprobs: list[bytes] = []
 
 
 # -- supervisor <-> actors ---------------------------------------------------------------------------

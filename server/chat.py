@@ -6,8 +6,10 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from protocol.messages import TokenLogprobs
 from server.errors import invalid
 from server.generation import Choice, Generation, new_id, sampling_params
+from server.logprobs import chat_logprobs
 from server.request_body import check_depth, convert_field, decode_request
 from server.schemas import (
     AssistantMessage,
@@ -33,10 +35,12 @@ def parse_chat(body: bytes, model: str) -> tuple[str | None, Generation]:
     _check_messages(request.messages)
     template_kwargs = request.chat_template_kwargs or {}
     check_depth(template_kwargs, "chat_template_kwargs")
+    logprobs = _logprobs(request)
     if request.max_completion_tokens is not None:
-        params = sampling_params(request, request.max_completion_tokens, "max_completion_tokens")
+        names = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}
+        params = sampling_params(request, request.max_completion_tokens, logprobs, names)
     else:
-        params = sampling_params(request, request.max_tokens)
+        params = sampling_params(request, request.max_tokens, logprobs, {"logprobs": "top_logprobs"})
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     generation = Generation(
         prompts=[{"messages": request.messages}],
@@ -47,6 +51,14 @@ def parse_chat(body: bytes, model: str) -> tuple[str | None, Generation]:
         template_kwargs=template_kwargs,
     )
     return request.model, generation
+
+
+def _logprobs(request: ChatRequest) -> int | None:
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+    return None
 
 
 def _check_messages(messages: list[dict[str, Any]]) -> None:
@@ -77,8 +89,14 @@ class ChatAnswer:
         self._model = model
         self._no_usage: UnsetType | None = None if include_usage else UNSET
 
-    def _chunk(self, index: int, delta: ChatDelta, finish_reason: str | None = None) -> ChatChunk:
-        choices = [ChatChunkChoice(index, delta, finish_reason)]
+    def _chunk(
+        self,
+        index: int,
+        delta: ChatDelta,
+        finish_reason: str | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
+    ) -> ChatChunk:
+        choices = [ChatChunkChoice(index, delta, finish_reason, chat_logprobs(logprobs))]
         return ChatChunk(self._id, self._created, self._model, choices, self._no_usage)
 
     def opening(self, index: int) -> bytes:
@@ -90,6 +108,10 @@ class ChatAnswer:
         marker = secrets.token_hex(16)
         return split_template(self._chunk(index, ChatDelta(content=marker)), marker)
 
+    def text(self, index: int, text: str, logprobs: list[TokenLogprobs]) -> bytes:
+        """The event of a text with the log-probabilities of its tokens."""
+        return event(encode_json(self._chunk(index, ChatDelta(content=text), logprobs=logprobs)))
+
     def closing(self, index: int, reason: str) -> bytes:
         """The event with the finish reason."""
         return event(encode_json(self._chunk(index, ChatDelta(), reason)))
@@ -100,5 +122,8 @@ class ChatAnswer:
 
     def whole(self, choices: list[Choice], usage: UsageBody) -> ChatBody:
         """The response that is sent whole."""
-        bodies = [ChatChoice(i, AssistantMessage(choice.text), choice.reason) for i, choice in enumerate(choices)]
+        bodies = [
+            ChatChoice(i, AssistantMessage(choice.text), choice.reason, chat_logprobs(choice.logprobs))
+            for i, choice in enumerate(choices)
+        ]
         return ChatBody(self._id, self._created, self._model, bodies, usage)

@@ -91,9 +91,7 @@ def _talk(client: Client, args: argparse.Namespace, console: Console) -> None:
             messages.append({"role": "assistant", "content": answer})
 
 
-def _answer(
-    client: Client, messages: list[dict[str, Any]], options: dict[str, Any], console: Console
-) -> str | None:
+def _answer(client: Client, messages: list[dict[str, Any]], options: dict[str, Any], console: Console) -> str | None:
     """Stream one answer to the terminal. None when it failed, so that the question is not kept."""
     stream = client.generate(messages=messages, **options)
     pieces = []

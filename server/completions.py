@@ -6,8 +6,10 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from protocol.messages import TokenLogprobs
 from server.errors import invalid
 from server.generation import Choice, Generation, new_id, sampling_params
+from server.logprobs import completion_logprobs
 from server.request_body import decode_request
 from server.schemas import CompletionBody, CompletionChoice, CompletionRequest, UsageBody
 from server.sse import encode_json, event, split_template
@@ -28,7 +30,7 @@ def parse_completion(body: bytes, model: str) -> tuple[str | None, Generation]:
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     generation = Generation(
         prompts=_prompts(request.prompt),
-        params=sampling_params(request, max_tokens),
+        params=sampling_params(request, max_tokens, request.logprobs),
         answer=CompletionAnswer(model, include_usage),
         stream=bool(request.stream),
         include_usage=include_usage,
@@ -72,8 +74,14 @@ class CompletionAnswer:
         self._model = model
         self._no_usage: UnsetType | None = None if include_usage else UNSET
 
-    def _chunk(self, index: int, text: str, finish_reason: str | None = None) -> CompletionBody:
-        choices = [CompletionChoice(index, text, finish_reason)]
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        finish_reason: str | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
+    ) -> CompletionBody:
+        choices = [CompletionChoice(index, text, finish_reason, completion_logprobs(logprobs))]
         return CompletionBody(self._id, self._created, self._model, choices, self._no_usage)
 
     def opening(self, index: int) -> bytes:
@@ -85,6 +93,10 @@ class CompletionAnswer:
         marker = secrets.token_hex(16)
         return split_template(self._chunk(index, marker), marker)
 
+    def text(self, index: int, text: str, logprobs: list[TokenLogprobs]) -> bytes:
+        """The event of a text with the log-probabilities of its tokens."""
+        return event(encode_json(self._chunk(index, text, logprobs=logprobs)))
+
     def closing(self, index: int, reason: str) -> bytes:
         """The event with the finish reason."""
         return event(encode_json(self._chunk(index, "", reason)))
@@ -95,5 +107,8 @@ class CompletionAnswer:
 
     def whole(self, choices: list[Choice], usage: UsageBody) -> CompletionBody:
         """The response that is sent whole."""
-        bodies = [CompletionChoice(i, choice.text, choice.reason) for i, choice in enumerate(choices)]
+        bodies = [
+            CompletionChoice(i, choice.text, choice.reason, completion_logprobs(choice.logprobs))
+            for i, choice in enumerate(choices)
+        ]
         return CompletionBody(self._id, self._created, self._model, bodies, usage)

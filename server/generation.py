@@ -7,7 +7,7 @@ prompts: each is a stream of its own, and they stand and fall together.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -17,7 +17,7 @@ from starlette.types import Receive, Send
 from protocol import AsyncClient, AsyncStream
 from protocol.codec import CodecError
 from protocol.errors import CANCELLED, CallboardError, RequestFailed
-from protocol.messages import End, SamplingParams, Usage
+from protocol.messages import End, SamplingParams, TokenLogprobs, Usage
 from protocol.sampling import InvalidParam, check_params
 from server.errors import from_client_error, invalid
 from server.options import HttpOptions
@@ -29,10 +29,11 @@ T = TypeVar("T")
 
 
 class Choice(msgspec.Struct):
-    """One finished choice of an answer that is sent whole."""
+    """One finished choice of an answer that is sent whole. `logprobs` is None when nobody asked for them."""
 
     text: str
     reason: str
+    logprobs: list[TokenLogprobs] | None
 
 
 class Answer(Protocol):
@@ -43,6 +44,9 @@ class Answer(Protocol):
 
     def around_text(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after a piece of text, which is JSON-encoded between them."""
+
+    def text(self, index: int, text: str, logprobs: list[TokenLogprobs]) -> bytes:
+        """The event of a text with the log-probabilities of its tokens, for requests that asked for them."""
 
     def closing(self, index: int, reason: str) -> bytes:
         """The event that ends choice `index`."""
@@ -66,9 +70,9 @@ class Generation(msgspec.Struct):
 
 
 def sampling_params(
-    fields: SamplingFields, max_tokens: int | None, max_tokens_field: str = "max_tokens"
+    fields: SamplingFields, max_tokens: int | None, logprobs: int | None, names: Mapping[str, str] | None = None
 ) -> SamplingParams:
-    """The sampling options of a request, checked. `max_tokens_field` is what the client calls that option.
+    """The sampling options of a request, checked. `names` maps our names to the client's where they differ.
 
     Raises ApiError naming the option that is out of range.
     """
@@ -80,14 +84,24 @@ def sampling_params(
         max_tokens=max_tokens,
         ignore_eos=bool(fields.ignore_eos),
         stop=[stop] if isinstance(stop, str) else stop,
+        top_k=fields.top_k,
+        min_p=fields.min_p,
+        repetition_penalty=fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        logit_bias=fields.logit_bias or {},
+        min_tokens=fields.min_tokens or 0,
+        stop_token_ids=fields.stop_token_ids or [],
+        xtc_probability=fields.xtc_probability,
+        xtc_threshold=fields.xtc_threshold,
+        logprobs=logprobs,
+        priority=fields.priority or 0,
     )
     try:
         check_params(params)
     except InvalidParam as error:
-        text = str(error)
-        if error.param == "max_tokens":
-            raise invalid(text.replace("max_tokens", max_tokens_field, 1), max_tokens_field) from None
-        raise invalid(text, error.param) from None
+        name = (names or {}).get(error.param, error.param)
+        raise invalid(str(error).replace(error.param, name, 1), name) from None
     return params
 
 
@@ -149,9 +163,7 @@ def _start(
 
 
 @asynccontextmanager
-async def _cancel_when_gone(
-    receive: Receive, streams: list[AsyncStream], record: RequestRecord
-) -> AsyncIterator[None]:
+async def _cancel_when_gone(receive: Receive, streams: list[AsyncStream], record: RequestRecord) -> AsyncIterator[None]:
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -167,9 +179,14 @@ async def _cancel_when_gone(
 
 
 async def _whole(generation: Generation, streams: list[AsyncStream], record: RequestRecord, send: Send) -> None:
+    with_logprobs = generation.params.logprobs is not None
+
     async def read(stream: AsyncStream) -> Choice:
-        text = await stream.text()
-        return Choice(text, _end_of(stream).reason)
+        if not with_logprobs:
+            return Choice(await stream.text(), _end_of(stream).reason, None)
+        deltas = [delta async for delta in stream]
+        logprobs = [token for delta in deltas for token in delta.logprobs]
+        return Choice("".join(delta.text for delta in deltas), _end_of(stream).reason, logprobs)
 
     choices = await _all(read(stream) for stream in streams)
     if record.client_gone:
@@ -180,16 +197,18 @@ async def _whole(generation: Generation, streams: list[AsyncStream], record: Req
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _stream(
-    generation: Generation, streams: list[AsyncStream], writer: SseWriter, record: RequestRecord
-) -> None:
+async def _stream(generation: Generation, streams: list[AsyncStream], writer: SseWriter, record: RequestRecord) -> None:
     answer = generation.answer
+    with_logprobs = generation.params.logprobs is not None
 
     async def pump(index: int, stream: AsyncStream) -> None:
         before, after = answer.around_text(index)
         opening = answer.opening(index)
         async for delta in stream:
-            if delta.text:
+            if with_logprobs and (delta.text or delta.logprobs):
+                await writer.write(opening + answer.text(index, delta.text, delta.logprobs))
+                opening = b""
+            elif delta.text:
                 await writer.write(opening + before + encode_json(delta.text) + after)
                 opening = b""
         await writer.write(opening + answer.closing(index, _end_of(stream).reason))

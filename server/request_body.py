@@ -23,7 +23,7 @@ MAX_LOGGED_NAMES = 256
 T = TypeVar("T", bound=msgspec.Struct)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_WHERE = re.compile(r" - at `(?P<key>key in )?\$\.?(?P<path>[^`]*)`$")
+_WHERE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
@@ -105,7 +105,7 @@ def _wrong_type(text: str, inside: str = "") -> ApiError:
     path = ""
     where = _WHERE.search(text)
     if where is not None:
-        text = text[: where.start()]
+        text = text[: where.start()] + (" in a key" if where["key"] else "")
         path = where["path"].replace("[...]", "")
     if inside:
         path = inside + (path if path.startswith("[") or not path else f".{path}")

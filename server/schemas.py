@@ -41,6 +41,18 @@ class SamplingFields(Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    # vLLM and mlx-lm
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -51,6 +63,8 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -60,6 +74,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     """Body of `POST /v1/completions`. A list is of strings, of token ids, or of lists of token ids."""
 
     prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
 
 
 # -- responses ---------------------------------------------------------------------------------------
@@ -80,6 +95,39 @@ class UsageBody(Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TopLogprob(Struct):
+    """One of the most probable tokens at a place. `bytes` are its UTF-8, which `token` may be only an escape of."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct):
+    """One generated token of a chat's `logprobs`."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """`logprobs` of a chat choice, whole or of one chunk."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct):
+    """`logprobs` of a completion, whole or of one event, in columns. `text_offset` is in characters of the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class AssistantMessage(Struct):
     """`message` of a whole chat response."""
 
@@ -94,7 +142,7 @@ class ChatChoice(Struct):
     index: int
     message: AssistantMessage
     finish_reason: str
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatBody(Struct):
@@ -121,7 +169,7 @@ class ChatChunkChoice(Struct):
     index: int
     delta: ChatDelta
     finish_reason: str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatChunk(Struct):
@@ -141,7 +189,7 @@ class CompletionChoice(Struct):
     index: int
     text: str
     finish_reason: str | None = None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
 
 
 class CompletionBody(Struct):

@@ -6,6 +6,7 @@ file and the environment an option has the flag's name: `max-num-seqs = 64`, `CA
 
 import argparse
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,25 @@ def _boolean(text: str) -> bool:
     raise ValueError(f"{text!r} is neither true nor false")
 
 
+def _one_of(*numbers: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if text not in map(str, numbers):
+            raise ValueError(f"{text!r} is none of {', '.join(map(str, numbers))}")
+        return int(text)
+
+    return parse
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", re.IGNORECASE)
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write it like 12GB or 800MB")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
 def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -59,6 +79,11 @@ class ServeSettings(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int = 8192
     prefill_step_size: int = 2048
     max_kv_size: int | None = None
+    kv_bits: int | None = None
+    kv_group_size: int = 64
+    decode_stall_target_ms: float = 100.0
+    memory_limit: int | None = None
+    log_steps: bool = False
     timeout: float = 600.0
     drain_timeout: float = 30.0
     start_timeout: float = 300.0
@@ -99,6 +124,13 @@ OPTIONS: dict[str, Option] = {
     "max_kv_size": Option(
         _number(int, 16, 1 << 30), "N", "keep only the last N tokens of a stream's context in memory"
     ),
+    "kv_bits": Option(_one_of(4, 8), "4|8", "keep keys and values quantized to so many bits"),
+    "kv_group_size": Option(_one_of(32, 64, 128), "32|64|128", "values that share a scale in quantized keys"),
+    "decode_stall_target_ms": Option(
+        _number(float, 1, 1e6), "MS", "how long a step may take because of others' prompts"
+    ),
+    "memory_limit": Option(_size, "SIZE", "memory of the engine process, such as 12GB (default: what the device has)"),
+    "log_steps": Option(_boolean, "BOOL", "log what the scheduler decides in each step"),
     "timeout": Option(_number(float, 0.001, 1e9), "S", "seconds a request may take at most"),
     "drain_timeout": Option(_number(float, 0, 1e9), "S", "seconds running requests may take after SIGTERM"),
     "start_timeout": Option(_number(float, 1, 1e9), "S", "seconds until the model must be loaded"),

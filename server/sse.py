@@ -44,9 +44,7 @@ class SseWriter:
     """Writes events. Every `write` waits until the client's connection takes more, so a slow reader slows its own
     stream and no other. `start` sends the headers; until then the request can still end with an error status."""
 
-    def __init__(
-        self, send: Send, keepalive_interval: float, send_timeout: float, abort: Callable[[], None]
-    ) -> None:
+    def __init__(self, send: Send, keepalive_interval: float, send_timeout: float, abort: Callable[[], None]) -> None:
         self.started = False
         self._send = send
         self._interval = keepalive_interval

@@ -15,20 +15,11 @@ _NO = (None,)
 _SHARED: dict[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "best_of": (None, 1),
-    "logit_bias": (None, {}),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
     "response_format": (None, {"type": "text"}),
     # vLLM and mlx-lm
-    "top_k": (None, 0, -1),
-    "min_p": (None, 0),
-    "repetition_penalty": (None, 1),
     "repetition_context_size": _NO,
     "length_penalty": (None, 1),
-    "xtc_probability": (None, 0),
     "use_beam_search": (None, False),
-    "min_tokens": (None, 0),
-    "stop_token_ids": (None, []),
     "bad_words": (None, []),
     "allowed_token_ids": _NO,
     "include_stop_str_in_output": (None, False),
@@ -49,8 +40,6 @@ _SHARED: dict[str, tuple[Any, ...]] = {
 }
 
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = _SHARED | {
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "tools": (None, []),
     "tool_choice": (None, "none"),
     "parallel_tool_calls": (None, True, False),
@@ -72,7 +61,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = _SHARED | {
 }
 
 COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = _SHARED | {
-    "logprobs": _NO,
     "echo": (None, False),
     "suffix": (None, ""),
     "prompt_embeds": _NO,

@@ -6,15 +6,17 @@ Binds a ROUTER that only the streamer connects to. Everything runs on the proces
 
 import gc
 import time
+from functools import partial
 
 import structlog
 import zmq
 
 from actors.base import Actor, StartError
-from actors.engine import memory
+from actors.engine import memory, weights
 from actors.engine.engine import Engine, Outcome
 from actors.engine.model import ModelError, load
-from actors.engine.scheduler import Limits
+from actors.engine.scheduler import Limits, Plan
+from actors.engine.solo_row import batches_rightly
 from protocol.codec import CodecError, command_codec, encode
 from protocol.errors import INTERNAL_ERROR
 from protocol.ids import pack_ids
@@ -26,18 +28,53 @@ log = structlog.get_logger()
 RETRY_MS = 100  # how soon an idle engine tries again to report rows whose step could not be sent
 
 
+def log_plan(plan: Plan) -> None:
+    """Print what the scheduler decided for a turn (`--log-steps`)."""
+    log.info(
+        "step",
+        drop=plan.drop,
+        admit=plan.admit,
+        chunks=[(chunk.rid, chunk.start, chunk.tokens) for chunk in plan.chunks],
+        join=plan.join,
+        decode=plan.decode,
+    )
+
+
 class EngineActor(Actor):
     """Serves one streamer incarnation at a time: the newest that attached."""
 
     def start(self) -> tuple[str, ModelCard | None]:
         config = self.config
         try:
-            model = load(config.model_path, config.max_kv_size, config.trust_remote_code)
+            model = load(
+                config.model_path,
+                config.max_kv_size,
+                config.trust_remote_code,
+                config.kv_bits,
+                config.kv_group_size,
+            )
         except ModelError as error:
             raise StartError(str(error)) from error
-        limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, config.prefill_step_size)
-        memory.set_limits(limits.max_num_seqs, model.vocab_size)
-        self._engine = Engine(model, limits)
+        memory.set_limits(config.max_num_seqs, model.vocab_size)
+        budget = memory.cache_budget(config.memory_limit, config.max_num_seqs, model.vocab_size)
+        limits = Limits(
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.prefill_step_size,
+            cache_bytes=budget,
+            row_bytes=partial(memory.row_bytes, model.row_memory),
+        )
+        weights.prepare()
+        if model.batches_rows and not batches_rightly(model):
+            log.warning("a row in a batch doesn't get the logits it gets alone", model_type=model.files.model_type)
+            model.batches_rows = False
+        if not model.batches_rows:
+            log.warning("rows run one at a time: their caches can't be batched", caches=model.cache_kinds)
+        elif not model.batches_prefill:
+            log.info("prompts are prefilled one row at a time", caches=model.cache_kinds)
+        log.info("memory", cache_mb=budget >> 20, row_kb_per_token=round(model.row_memory.per_token / 1024, 2))
+        stall_target = config.decode_stall_target_ms / 1000
+        self._engine = Engine(model, limits, stall_target=stall_target, on_plan=log_plan if config.log_steps else None)
         self._streamer = 0
         self._peer = b""
         self._lost: set[int] = set()
@@ -69,7 +106,10 @@ class EngineActor(Actor):
 
     def turn(self) -> None:
         if self._engine.busy:
-            self._send(self._engine.turn())
+            overdue = bool(self._lost)
+            self._engine.turn(self._send)
+            if overdue and self._lost:
+                self._send(Outcome())
             self._engine.tidy()
             self._idle_since = time.monotonic()
             return
@@ -116,6 +156,7 @@ class EngineActor(Actor):
             outcome.end(rid, INTERNAL_ERROR, "the engine could not send this row's tokens")
         if not outcome:
             return
+        asked = [(rid, outcome.logprobs[rid]) for rid in outcome.rids if rid in outcome.logprobs]
         step = Step(
             self.me.epoch,
             self._streamer,
@@ -126,6 +167,10 @@ class EngineActor(Actor):
             outcome.reasons,
             outcome.errors,
             self._engine.stats,
+            logprob_rids=[rid for rid, _ in asked],
+            logprobs=[row.chosen for _, row in asked],
+            top_ids=[row.top_ids for _, row in asked],
+            top_logprobs=[row.top for _, row in asked],
         )
         try:
             self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)

@@ -1,88 +1,194 @@
-"""`DecodeBatch`: the running rows and their decode steps, double-buffered.
+"""`DecodeBatch`: all running rows, in groups of similar length, and the step in flight.
 
-Used by `actors.engine.engine` on the engine's one thread. `launch` puts the next step on the device without
-waiting for the one before; `collect` waits for the oldest and reads all of its tokens at once. Batched caches are
-mlx-lm's: a row that joins or leaves copies the batch.
+Used by `actors.engine.engine` on the engine's one thread. A step is one forward per group. Rows are in one group
+unless padding the short ones to the longest costs more than reading the weights once more: the price of a group is
+taken as the bytes that its step reads, weights and padded caches.
 """
 
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from actors.engine.model import Cache, Model, start_eval
+from actors.engine.device import Lane
+from actors.engine.logprobs import LogProbs
+from actors.engine.model import Model
 from actors.engine.prefill import Joining
-from actors.engine.sampler import Sampler
+from actors.engine.row_group import FREE, RowGroup
+from actors.engine.sampler import Drawn
+from actors.engine.solo_row import SoloRow
+
+MERGE_EVERY = 64  # steps between looks for groups that have become alike
+MARGIN = 64  # tokens by which a row may be taken to grow when its place is chosen
+
+
+class RowLogprobs(NamedTuple):
+    """Natural log-probability of a row's token, and the most probable ones: uint32-LE ids, float32-LE values."""
+
+    chosen: float
+    top_ids: bytes
+    top: bytes
+
+
+class Collected(NamedTuple):
+    """One step that has come back: a token for each of `rids`, log-probabilities of rows that asked, and how many
+    prompt tokens were done before it."""
+
+    rids: list[int]
+    tokens: list[int]
+    logprobs: dict[int, RowLogprobs]
+    prefill_tokens: int
+
+
+class _Step(NamedTuple):
+    slots: list[list[int]]
+    drawn: list[Drawn]
+    prefill_tokens: int
+
+
+def _arrays(logprobs: LogProbs | None) -> list[mx.array]:
+    return [] if logprobs is None else [logprobs.chosen, logprobs.top_ids, logprobs.top]
+
+
+def _read(rids: list[int], logprobs: LogProbs) -> dict[int, RowLogprobs]:
+    chosen = np.array(logprobs.chosen).tolist()
+    top_ids = np.array(logprobs.top_ids).astype("<u4")
+    top = np.array(logprobs.top).astype("<f4")
+    return {
+        rids[slot]: RowLogprobs(value, top_ids[row, :count].tobytes(), top[row, :count].tobytes())
+        for row, (slot, count, value) in enumerate(zip(logprobs.slots, logprobs.counts, chosen, strict=True))
+        if rids[slot] != FREE
+    }
 
 
 class DecodeBatch:
-    """Rows in the order of the batch, their caches, and the steps in flight."""
+    """Groups of rows. A row stays in its group until it leaves, or two groups are merged."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._sampler = Sampler()
-        self._rids: list[int] = []
-        self._caches: list[Cache] = []
-        self._inputs: mx.array | None = None  # (rows,), each row's last token; may still be in computation
-        self._in_flight: deque[tuple[list[int], mx.array]] = deque()
+        self._lane = Lane()
+        self._groups: list[RowGroup] = []
+        self._solo: list[SoloRow] = []
+        self._in_flight: deque[_Step] = deque()
+        self._steps = 0
 
     def __len__(self) -> int:
-        return len(self._rids)
+        return sum(len(group) for group in self._every)
 
     @property
     def in_flight(self) -> int:
         """Steps that were launched and not collected."""
         return len(self._in_flight)
 
-    def join(self, groups: list[Joining]) -> None:
-        """Take in rows that are ready to decode."""
-        for group in groups:
-            last = mx.array(np.array([row.ids[-1] for row in group.rows], np.uint32))
-            if self._inputs is None:
-                self._caches, self._inputs = group.caches, last
-            else:
-                for mine, theirs in zip(self._caches, group.caches, strict=True):
-                    mine.extend(theirs)
-                self._inputs = mx.concatenate([self._inputs, last])
-            self._rids.extend(row.rid for row in group.rows)
-            self._sampler.extend([row.options for row in group.rows])
-        for cache in self._caches:
-            cache.finalize()  # rows with one id bring empty caches; recurrent ones mark them as padded
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all caches, free slots included."""
+        return sum(group.nbytes for group in self._every)
+
+    @property
+    def _every(self) -> list[RowGroup | SoloRow]:
+        return [*self._groups, *self._solo]
+
+    def join(self, groups: list[Joining], expected: int = 0) -> None:
+        """Take in rows that are ready to decode; `expected` more are about to come."""
+        for joining in groups:
+            if not self._model.batches_rows:
+                self._join_alone(joining)
+                continue
+            for group, places in self._choose(joining).items():
+                group.reserve(len(group) + len(places) + expected)
+                group.join(joining, places)
+
+    def _join_alone(self, joining: Joining) -> None:
+        for place in range(len(joining.rows)):
+            solo = SoloRow(self._model)
+            solo.join(joining, place)
+            self._solo.append(solo)
 
     def remove(self, rids: Iterable[int]) -> None:
         """Let these rows go; those that are not in the batch are normal. Steps in flight keep them."""
         gone = set(rids)
-        keep = [place for place, rid in enumerate(self._rids) if rid not in gone]
-        if len(keep) == len(self._rids):
+        if not gone:
             return
-        self._rids = [self._rids[place] for place in keep]
-        self._sampler.filter(keep)
-        if not keep:
-            self._caches, self._inputs = [], None
-            return
-        places = mx.array(keep)
-        for cache in self._caches:
-            cache.filter(places)
-        assert self._inputs is not None
-        self._inputs = self._inputs[places]
+        for group in self._every:
+            group.remove(gone)
+        self._groups = [group for group in self._groups if len(group)]
+        self._solo = [row for row in self._solo if len(row)]
 
-    def launch(self) -> None:
-        """Start one decode step of all rows."""
-        if self._inputs is None:
-            return
-        logits = self._model.forward(self._inputs[:, None], self._caches)
-        self._inputs = self._sampler.draw(logits[:, -1, :])
-        start_eval(self._inputs)
-        self._in_flight.append((self._rids.copy(), self._inputs))
+    def launch(self, prefill_tokens: int) -> None:
+        """Start one decode step of all rows.
 
-    def collect(self) -> tuple[list[int], list[int]]:
-        """Wait for the oldest step in flight; its rids and the token of each."""
-        rids, tokens = self._in_flight.popleft()
-        mx.eval(tokens)
-        return rids, np.array(tokens).tolist()
+        `prefill_tokens` is how many prompt tokens were launched before it; `collect` tells it back.
+        """
+        self._steps += 1
+        if self._steps % MERGE_EVERY == 0:
+            self._merge()
+        for group in self._groups:
+            group.compact()
+        every = self._every
+        if not every:
+            return
+        slots = [group.slots() for group in every]
+        drawn = [group.step() for group in every]
+        self._lane.dispatch([(step.tokens, _arrays(step.logprobs)) for step in drawn])
+        self._in_flight.append(_Step(slots, drawn, prefill_tokens))
+
+    def collect(self) -> Collected:
+        """Wait for the oldest step in flight and read it."""
+        step = self._in_flight.popleft()
+        mx.eval([(drawn.tokens, _arrays(drawn.logprobs)) for drawn in step.drawn])
+        collected = Collected([], [], {}, step.prefill_tokens)
+        for rids, drawn in zip(step.slots, step.drawn, strict=True):
+            tokens = np.array(drawn.tokens).tolist()
+            live = [(rid, token) for rid, token in zip(rids, tokens, strict=True) if rid != FREE]
+            collected.rids.extend(rid for rid, _ in live)
+            collected.tokens.extend(token for _, token in live)
+            if drawn.logprobs is not None:
+                collected.logprobs.update(_read(rids, drawn.logprobs))
+        return collected
 
     def clear(self) -> None:
         """Let all rows go, and the steps in flight with them."""
-        self.remove(self._rids)
+        self._groups = []
+        self._solo = []
         self._in_flight.clear()
+
+    def _choose(self, joining: Joining) -> dict[RowGroup, list[int]]:
+        """The group of each row of `joining`, by place. Longer rows choose first."""
+        chosen: dict[RowGroup, list[int]] = {}
+        planned = {group: (len(group), group.longest) for group in self._groups}
+        places = sorted(range(len(joining.rows)), key=lambda place: -len(joining.rows[place].ids))
+        for place in places:
+            length = len(joining.rows[place].ids) + MARGIN
+            alone = self._price(1, length)
+            best, least = None, alone
+            for group, (rows, longest) in planned.items():
+                more = self._price(rows + 1, max(longest, length)) - self._price(rows, longest)
+                if more < least or (more == least and best is None):
+                    best, least = group, more
+            if best is None:
+                best = RowGroup(self._model)
+                self._groups.append(best)
+                planned[best] = (0, 0)
+            rows, longest = planned[best]
+            planned[best] = (rows + 1, max(longest, length))
+            chosen.setdefault(best, []).append(place)
+        return {group: sorted(places) for group, places in chosen.items()}
+
+    def _price(self, rows: int, longest: int) -> float:
+        return self._model.step_bytes + rows * self._model.row_memory.bytes(longest) if rows else 0.0
+
+    def _merge(self) -> None:
+        """Join two groups into one where that has become cheaper."""
+        groups = sorted(self._groups, key=len)
+        for small in groups:
+            for large in groups:
+                if small is large or len(small) > len(large) or not len(small):
+                    continue
+                apart = self._price(len(small), small.longest) + self._price(len(large), large.longest)
+                if self._price(len(small) + len(large), max(small.longest, large.longest)) < 0.9 * apart:
+                    large.take_over(small)
+                    break
+        self._groups = [group for group in self._groups if len(group)]

@@ -6,8 +6,7 @@ device is launched and read in `turn`.
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 import msgspec
@@ -15,14 +14,14 @@ import numpy as np
 import structlog
 
 from actors.engine import memory
-from actors.engine.batch import DecodeBatch
+from actors.engine.batch import DecodeBatch, RowLogprobs
 from actors.engine.model import Model
 from actors.engine.pace import Pace
-from actors.engine.prefill import Prefill, Row
+from actors.engine.prefill import Ids, Prefill, Row
 from actors.engine.sampler import RowOptions
-from actors.engine.scheduler import BLOCK, Limits, Scheduler
-from protocol.errors import INVALID_REQUEST
-from protocol.messages import EngineStats, Submit
+from actors.engine.scheduler import BLOCK, Limits, Plan, Scheduler
+from protocol.errors import INVALID_REQUEST, PROMPT_TOO_LONG
+from protocol.messages import EngineStats, SamplingParams, Submit
 
 log = structlog.get_logger()
 
@@ -32,6 +31,7 @@ class Outcome(msgspec.Struct):
 
     rids: list[int] = []
     tokens: list[int] = []
+    logprobs: dict[int, RowLogprobs] = {}
     admitted: list[int] = []
     ended: list[int] = []
     reasons: list[str] = []
@@ -47,27 +47,58 @@ class Outcome(msgspec.Struct):
         return bool(self.rids or self.admitted or self.ended)
 
 
+class _Request:
+    """A row as it was submitted, and what it has generated here: all that is needed to begin it anew."""
+
+    __slots__ = ("generated", "ids", "options", "prompt_tokens", "rid")
+
+    def __init__(self, rid: int, ids: Ids, prompt_tokens: int, options: RowOptions) -> None:
+        self.rid = rid
+        self.ids = ids
+        self.prompt_tokens = prompt_tokens
+        self.options = options
+        self.generated: list[int] = []
+
+    def row(self) -> Row:
+        """The row to compute, from its beginning to the last token so far."""
+        if not self.generated:
+            return Row(self.rid, self.ids, self.prompt_tokens, self.options)
+        ids = np.concatenate([self.ids, np.array(self.generated, np.uint32)])
+        index = self.options.index + len(self.generated)
+        return Row(self.rid, ids, self.prompt_tokens, msgspec.structs.replace(self.options, index=index))
+
+
 class Engine:
     """The rows of one streamer on one model. `rid` is the streamer's number of a row."""
 
-    def __init__(self, model: Model, limits: Limits, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        model: Model,
+        limits: Limits,
+        *,
+        stall_target: float = 0.1,
+        on_plan: Callable[[Plan], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`stall_target` is how many seconds a step may take because of prefill; `on_plan` sees each turn's plan."""
         # On a CPU forwards of one block are the fastest; elsewhere a chunk is one forward.
         forward_tokens = BLOCK if mx.default_device() == mx.cpu else limits.prefill_step_size
         self._model = model
-        self._scheduler = Scheduler(limits, model.eos_token_ids)
+        self._scheduler = Scheduler(limits)
+        self._limits = limits
         self._prefill = Prefill(model, forward_tokens)
         self._batch = DecodeBatch(model)
-        self._queued: dict[int, Row] = {}
-        self._rejected: list[tuple[int, str]] = []
+        self._requests: dict[int, _Request] = {}
+        self._rejected: list[tuple[int, str, str]] = []
         self._steps = 0
         self._pool = memory.Pool(memory.pool_limit(limits.max_num_seqs, model.vocab_size))
         self._prefilled = False
-        self._pace = Pace()
+        self._pace = Pace(stall_target)
+        self._on_plan = on_plan
         self._clock = clock
-        # Prompt tokens launched since a decode step was, and those before each step in flight: the device works
-        # in order, so a step that comes back tells that the tokens before it are done, too.
+        # Prompt tokens dispatched since the last decode step. The device works in order: the next step that comes
+        # back tells that they are done, too.
         self._since_step = 0
-        self._before_step: deque[int] = deque()
         self._busy_since = 0.0
 
     @property
@@ -84,74 +115,106 @@ class Engine:
         )
 
     def submit(self, request: Submit) -> None:
-        """Queue a request; a bad one ends with `invalid_request` in the next turn."""
+        """Queue a request; a bad one, or one that can never fit into memory, ends in the next turn."""
         rid = request.rid
         if rid in self._scheduler:
             log.error("a row was submitted twice", rid=rid)
             return
         if fault := find_fault(request, self._model.vocab_size, self._model.context):
-            self._rejected.append((rid, fault))
+            self._rejected.append((rid, INVALID_REQUEST, fault))
             return
         ids = np.frombuffer(request.ids, "<u4").astype(np.uint32)
-        options = RowOptions(
-            request.temperature,
-            request.top_p,
-            request.seed,
-            request.choice,
-            index=len(ids) - request.prompt_tokens,
+        if not self._scheduler.fits(len(ids) + BLOCK):
+            self._rejected.append((rid, PROMPT_TOO_LONG, self._too_large(len(ids))))
+            return
+        params = request.params or SamplingParams()
+        stop_ids = frozenset(params.stop_token_ids)
+        ending = stop_ids if request.ignore_eos else stop_ids | self._model.eos_token_ids
+        options = row_options(request, params, tuple(sorted(ending)), len(ids) - request.prompt_tokens)
+        self._requests[rid] = _Request(rid, ids, request.prompt_tokens, options)
+        self._scheduler.add(
+            rid,
+            len(ids),
+            self._budget(len(ids), request.budget),
+            stop_ids=ending,
+            priority=request.priority,
         )
-        budget = min(request.budget, self._model.context - len(ids))
-        self._queued[rid] = Row(rid, ids, options)
-        self._scheduler.add(rid, len(ids), budget, ignore_eos=request.ignore_eos)
 
-    def abort(self, rids: list[int]) -> None:
+    def _budget(self, length: int, wanted: int) -> int:
+        """Tokens that a row may generate: not beyond the context, nor beyond all memory."""
+        budget = min(wanted, self._model.context - length)
+        if self._scheduler.fits(length + budget):
+            return budget
+        low, high = 1, budget
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._scheduler.fits(length + middle) else (low, middle - 1)
+        return low
+
+    def _too_large(self, length: int) -> str:
+        needed, limit = self._limits.row_bytes(length + BLOCK), self._limits.cache_bytes
+        return (
+            f"the prompt of {length} tokens needs {needed / 1e6:.0f} MB for its keys and values, and all "
+            f"requests together may take {limit / 1e6:.0f} MB; shorten it, or raise --memory-limit"
+        )
+
+    def abort(self, rids: Iterable[int]) -> None:
         """Drop rows without an answer; those that are gone are normal. The batch lets them go in the next turn."""
         self._scheduler.abort(rids)
         for rid in rids:
-            self._queued.pop(rid, None)
+            self._requests.pop(rid, None)
 
     def reset(self) -> None:
         """Drop every row, and what is in flight for it: the rids of the next streamer begin anew."""
         self._scheduler.abort_all()
-        self._queued.clear()
+        self._requests.clear()
         self._rejected.clear()
         self._batch.clear()
-        self._before_step.clear()
+        self._since_step = 0
 
-    def turn(self) -> Outcome:
-        """Launch one turn of work, then read the step that was launched a turn ago."""
+    def turn(self, deliver: Callable[[Outcome], None]) -> None:
+        """Dispatch one turn of work, and read the step that was dispatched a turn ago.
+
+        `deliver` gets what is known as soon as it is: the old step's tokens don't wait for this turn's prompts.
+        """
         if not (self._batch.in_flight or self._since_step):
             self._busy_since = self._clock()
         outcome = Outcome()
-        for rid, fault in self._rejected:
-            outcome.end(rid, INVALID_REQUEST, fault)
+        for rid, code, fault in self._rejected:
+            outcome.end(rid, code, fault)
         self._rejected.clear()
 
         plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running))
+        if self._on_plan is not None:
+            self._on_plan(plan)
         outcome.admitted = plan.admit
         self._prefill.remove(plan.drop)
         self._batch.remove(plan.drop)
         for rid in plan.admit:
-            self._prefill.add(self._queued.pop(rid))
-        self._prefill.run(plan.chunks)
-        self._since_step += plan.prefill_tokens
-        self._batch.join(self._prefill.join(plan.join))
-
+            self._prefill.add(self._requests[rid].row())
         step_before = self._batch.in_flight > 0
-        if plan.decode:
-            self._batch.launch()
-            self._before_step.append(self._since_step)
-            self._since_step = 0
-        if step_before:
+        for _ in self._prefill.run(plan.chunks):
             self._collect(outcome)
-        elif plan.chunks and not plan.decode:
+            if outcome:
+                deliver(outcome)
+                outcome = Outcome()
+        self._since_step += plan.prefill_tokens
+        expected = self._scheduler.prefilling + self._scheduler.waiting
+        self._batch.join(self._prefill.join(plan.join), min(expected, self._limits.seats - len(self._batch)))
+
+        if plan.decode:
+            self._batch.launch(self._since_step)
+            self._since_step = 0
+        self._collect(outcome, keep=1 if plan.decode else 0)
+        if plan.chunks and not plan.decode and not step_before:
             self._prefill.wait()
             self._learn(self._since_step)
             self._since_step = 0
         if plan.decode or plan.chunks or step_before:
             self._steps += 1
         self._prefilled = bool(plan.chunks)
-        return outcome
+        if outcome:
+            deliver(outcome)
 
     def tidy(self) -> None:
         """Housekeeping after a turn, once its outcome is sent."""
@@ -166,17 +229,46 @@ class Engine:
         """Housekeeping of an engine that has been idle for a while."""
         self._pool.clear()
 
-    def _collect(self, outcome: Outcome) -> None:
-        taken = self._scheduler.take(*self._batch.collect())
-        self._learn(self._before_step.popleft())
-        outcome.rids, outcome.tokens = taken.rids, taken.tokens
+    def _collect(self, outcome: Outcome, keep: int = 0) -> None:
+        """Read the step in flight, if there are more than `keep`."""
+        if self._batch.in_flight <= keep:
+            return
+        step = self._batch.collect()
+        self._learn(step.prefill_tokens)
+        taken = self._scheduler.take(step.rids, step.tokens)
+        outcome.rids, outcome.tokens, outcome.logprobs = taken.rids, taken.tokens, step.logprobs
+        for rid, token in zip(taken.rids, taken.tokens, strict=True):
+            self._requests[rid].generated.append(token)
         for rid, reason in zip(taken.ended, taken.reasons, strict=True):
             outcome.end(rid, reason)
+            del self._requests[rid]
 
     def _learn(self, prefill_tokens: int) -> None:
         now = self._clock()
         self._pace.observe(prefill_tokens, now - self._busy_since)
         self._busy_since = now
+
+
+def row_options(request: Submit, params: SamplingParams, stop_ids: tuple[int, ...], index: int) -> RowOptions:
+    """The sampler's view of a request; absent options are off."""
+    return RowOptions(
+        temperature=request.temperature,
+        top_k=max(params.top_k or 0, 0),
+        top_p=request.top_p,
+        min_p=params.min_p or 0.0,
+        xtc_probability=params.xtc_probability or 0.0,
+        xtc_threshold=0.1 if params.xtc_threshold is None else params.xtc_threshold,
+        repetition_penalty=1.0 if params.repetition_penalty is None else params.repetition_penalty,
+        presence_penalty=params.presence_penalty or 0.0,
+        frequency_penalty=params.frequency_penalty or 0.0,
+        logit_bias=params.logit_bias,
+        min_tokens=params.min_tokens,
+        stop_ids=stop_ids,
+        logprobs=-1 if params.logprobs is None else params.logprobs,
+        seed=request.seed,
+        choice=request.choice,
+        index=index,
+    )
 
 
 def find_fault(request: Submit, vocab_size: int, context: int) -> str:

@@ -9,6 +9,9 @@ from typing import Any
 import mlx.core as mx
 import psutil
 
+from actors.engine.row_memory import RowMemory
+from actors.engine.slots import GROW
+
 CLEAR_EVERY = 1024  # turns
 FULL_POOL_REST = 16  # turns between two clearings of a full pool …
 FULL_POOL_REST_PREFILLING = 64  # … and while prefill fills it again at once
@@ -45,6 +48,34 @@ def available_for_weights() -> int:
         if free:
             return int(free)
     return min(int(psutil.virtual_memory().available), _cgroup_headroom())
+
+
+def cache_budget(limit: int | None, rows: int, vocab_size: int) -> int:
+    """Bytes that all rows' caches may take together, once the model is loaded.
+
+    `limit` bounds the whole process; by default it is what the device recommends (Metal), 90 % of its memory (CUDA),
+    or 80 % of the machine's.
+    """
+    if limit is None:
+        limit = _default_limit()
+    working = min(pool_limit(rows, vocab_size), limit // 4)
+    return max(limit - mx.get_active_memory() - working, 0)
+
+
+def _default_limit() -> int:
+    if mx.default_device() == mx.gpu:
+        info = _device_info()
+        if recommended := info.get("max_recommended_working_set_size"):
+            return int(recommended)
+        if total := info.get("memory_size") or info.get("total_memory"):
+            return int(total) * 9 // 10
+    total = int(psutil.virtual_memory().total)
+    return min(total * 8 // 10, mx.get_active_memory() + _cgroup_headroom())
+
+
+def row_bytes(of_row: RowMemory, length: int) -> int:
+    """Bytes that a row of `length` tokens takes in the batch: room grows in steps, and by a quarter at a time."""
+    return of_row.bytes(-(-length // GROW) * GROW) * 5 // 4
 
 
 class Pool:

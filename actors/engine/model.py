@@ -12,8 +12,11 @@ from typing import Any
 
 import mlx.core as mx
 import structlog
+from mlx.utils import tree_flatten
 
 from actors.engine.memory import available_for_weights
+from actors.engine.row_memory import RowMemory, row_memory
+from actors.engine.slots import SlotCache, slot_cache
 from actors.model_files import ModelFiles, read_model_files
 
 
@@ -30,7 +33,7 @@ def _file_limit_kept() -> Iterator[None]:
 
 
 with _file_limit_kept():
-    from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+    from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
     from mlx_lm.utils import load_model
 
 log = structlog.get_logger()
@@ -46,13 +49,29 @@ class ModelError(Exception):
 class Model:
     """A loaded model. `context` and `vocab_size` are in tokens."""
 
-    def __init__(self, network: Any, files: ModelFiles, max_kv_size: int | None = None) -> None:
+    def __init__(
+        self,
+        network: Any,
+        files: ModelFiles,
+        max_kv_size: int | None = None,
+        kv_bits: int | None = None,
+        kv_group_size: int = 64,
+    ) -> None:
         self.files = files
         self.context = files.context
         self.vocab_size = files.vocab_size
         self.eos_token_ids = frozenset(files.eos_token_ids)
         self._network = network
         self._max_kv_size = max_kv_size
+        self._kv_bits = kv_bits
+        self._kv_group_size = kv_group_size
+        fresh = self.new_caches()
+        self.plain_caches = all(type(cache) is KVCache for cache in fresh)
+        self.cache_kinds = sorted({kind for cache in fresh for kind in kinds_of(cache)})
+        self.batches_prefill = all(_merges(cache) for cache in fresh)
+        self.batches_rows = all(slot_cache(cache) is not None for cache in fresh)
+        self.step_bytes = _bytes_read(network)
+        self.row_memory = RowMemory()
 
     def forward(self, ids: mx.array, caches: list[Cache]) -> mx.array:
         """Logits (rows, tokens, vocabulary) of `ids` (rows, tokens); `caches` take up the new keys and values."""
@@ -63,23 +82,53 @@ class Model:
         """Empty caches for one row, one per layer that has one.
 
         With `max_kv_size` plain caches become windows of that size. They keep no first tokens: mlx-lm loses
-        kept ones silently as soon as rows are batched.
+        kept ones silently as soon as rows are batched. With `kv_bits` they become quantized ones.
         """
         caches: list[Cache] = make_prompt_cache(self._network)
-        if self._max_kv_size is None:
-            return caches
-        return [self._window() if type(cache) is KVCache else cache for cache in caches]
+        return [self._instead_of(cache) for cache in caches]
 
-    def _window(self) -> Cache:
-        return RotatingKVCache(max_size=self._max_kv_size, keep=0)  # type: ignore[no-untyped-call]  # mlx-lm's
+    def _instead_of(self, cache: Cache) -> Cache:
+        if parts := getattr(cache, "caches", None):
+            cache.caches = type(parts)(self._instead_of(part) for part in parts)
+            return cache
+        if type(cache) is not KVCache:
+            return cache
+        if self._max_kv_size is not None:
+            return RotatingKVCache(max_size=self._max_kv_size, keep=0)  # type: ignore[no-untyped-call]  # mlx-lm's
+        if self._kv_bits is not None:
+            return QuantizedKVCache(group_size=self._kv_group_size, bits=self._kv_bits)
+        return cache
+
+    def new_slots(self) -> list[SlotCache]:
+        """Empty batched caches, one per layer that has one.
+
+        Raises ModelError for a kind of cache that we can't batch.
+        """
+        slots = []
+        for cache in self.new_caches():
+            slot = slot_cache(cache)
+            if slot is None:
+                kinds = ", ".join(kinds_of(cache))
+                raise ModelError(f"{self.files.model_type} uses a cache that can't be batched: {kinds}")
+            slots.append(slot)
+        return slots
 
 
-def start_eval(arrays: Any) -> None:
-    """Have the device compute these arrays (a tree of them) without waiting for it."""
-    mx.async_eval(arrays)  # type: ignore[no-untyped-call]  # MLX's stub leaves it bare
+def plain_cache(keys: mx.array | None = None, values: mx.array | None = None) -> Cache:
+    """A plain cache of one row that holds these, (1, heads, tokens, width)."""
+    cache: Cache = KVCache()  # type: ignore[no-untyped-call]  # mlx-lm's
+    if keys is not None:
+        cache.keys, cache.values, cache.offset = keys, values, keys.shape[2]
+    return cache
 
 
-def load(path: str | Path, max_kv_size: int | None = None, trust_remote_code: bool = False) -> Model:
+def load(
+    path: str | Path,
+    max_kv_size: int | None = None,
+    trust_remote_code: bool = False,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+) -> Model:
     """Load the model in folder `path` and try it.
 
     Raises ModelError, with a text for the user, when files are missing or damaged, the architecture or a kind
@@ -92,8 +141,8 @@ def load(path: str | Path, max_kv_size: int | None = None, trust_remote_code: bo
         raise ModelError(str(error)) from error
     _check_memory(path)
     network = _load_network(path, files, trust_remote_code)
-    model = Model(network, files, max_kv_size)
-    _check_caches(model, max_kv_size)
+    model = Model(network, files, max_kv_size, kv_bits, kv_group_size)
+    _check_options(model, max_kv_size, kv_bits)
     width = _try_out(model)
     if not model.vocab_size:
         model.vocab_size = width
@@ -128,27 +177,41 @@ def _load_network(path: Path, files: ModelFiles, trust_remote_code: bool) -> Any
     return network
 
 
-def _check_caches(model: Model, max_kv_size: int | None) -> None:
-    caches = model.new_caches()
-    kinds = sorted({kind for cache in caches for kind in _unbatchable(cache)})
-    if kinds:
-        raise ModelError(
-            f"{model.files.model_type} uses a kind of cache that can't be batched yet: {', '.join(kinds)}"
-        )
-    if max_kv_size is not None and not any(isinstance(cache, RotatingKVCache) for cache in caches):
-        names = sorted({type(cache).__name__ for cache in caches})
-        raise ModelError(f"max_kv_size doesn't apply to the caches of {model.files.model_type}: {', '.join(names)}")
+def _check_options(model: Model, max_kv_size: int | None, kv_bits: int | None) -> None:
+    kinds = {kind for cache in model.new_caches() for kind in kinds_of(cache)}
+    model_type = model.files.model_type
+    if max_kv_size is not None and "RotatingKVCache" not in kinds:
+        raise ModelError(f"max_kv_size doesn't apply to the caches of {model_type}: {', '.join(sorted(kinds))}")
+    if kv_bits is not None and "QuantizedKVCache" not in kinds:
+        raise ModelError(f"kv_bits doesn't apply to the caches of {model_type}: {', '.join(sorted(kinds))}")
 
 
-def _unbatchable(cache: Cache) -> list[str]:
-    """Names of the kinds in `cache` that can't be merged into a batch or taken out of it."""
+def kinds_of(cache: Cache) -> list[str]:
+    """Names of mlx-lm's classes in `cache`."""
     if (parts := getattr(cache, "caches", None)) is not None:
-        return [kind for part in parts for kind in _unbatchable(part)]
-    name = type(cache).__name__
+        return [kind for part in parts for kind in kinds_of(part)]
+    return [type(cache).__name__]
+
+
+def _merges(cache: Cache) -> bool:
+    """Whether rows with such caches can be prefilled together by mlx-lm's own batched caches."""
+    if (parts := getattr(cache, "caches", None)) is not None:
+        return all(_merges(part) for part in parts)
+    if getattr(cache, "keep", 0):
+        return False  # mlx-lm's batches lose the kept tokens
     if not hasattr(cache, "merge"):
-        return [name]
+        return False
     merged = type(cache).merge([cache])
-    return [] if all(hasattr(merged, needed) for needed in _BATCH_INTERFACE) else [name]
+    return all(hasattr(merged, needed) for needed in _BATCH_INTERFACE)
+
+
+def _bytes_read(network: Any) -> int:
+    """Bytes of weights that a decode step reads: all but an embedding table that isn't the head, too."""
+    weights = dict(tree_flatten(network.parameters()))
+    total = sum(array.nbytes for array in weights.values())
+    if any("lm_head" in name for name in weights):
+        total -= sum(array.nbytes for name, array in weights.items() if "embed_tokens" in name)
+    return int(total)
 
 
 def _try_out(model: Model) -> int:
@@ -161,9 +224,10 @@ def _try_out(model: Model) -> int:
         logits = model.forward(mx.zeros((1, 2), mx.uint32), caches)
         logits = model.forward(mx.argmax(logits[:, -1:], axis=-1), caches)
         mx.eval(logits)
+        model.row_memory = row_memory(caches)
     except Exception as error:
         raise ModelError(f"{model.files.path} loads, but a first step fails: {error}") from error
-    return logits.shape[-1]
+    return int(logits.shape[-1])
 
 
 def _size(count: int) -> str:

@@ -3,28 +3,31 @@
 Pure arithmetic, fed by `actors.engine.engine` with what it measured; no clock of its own.
 """
 
-# Seconds that prefill may add to a turn: a bound on how long running rows stall, and on how long commands and
-# the supervisor's probes wait when nothing runs.
-STALL_TARGET = 0.25
+# Seconds of prefill in a turn when nothing runs: a bound on how long commands and the supervisor's probes wait.
 LONE_TARGET = 1.0
 FIRST_GUESS = 1024.0  # tokens per second, before anything was measured
 _WEIGHT = 0.5  # of the newest measurement, less for one of few tokens, where fixed costs hide the speed
 _FULL_WEIGHT_TOKENS = 256
+_FULL_WEIGHT_SECONDS = 0.05
 
 
 class Pace:
     """Speed of prefill and length of a decode step, each as a moving average."""
 
-    def __init__(self) -> None:
+    def __init__(self, stall_target: float) -> None:
+        self._stall_target = stall_target
         self.prefill_speed = FIRST_GUESS  # tokens per second
         self.step_seconds = 0.0
 
     def tokens(self, running: int) -> int:
         """Prompt tokens for one turn beside `running` rows.
 
-        While rows decode, prefill gets at least as much time as their step takes, so that neither starves.
+        While rows decode, a turn is to take no longer than the stall target. A step that alone takes as long leaves
+        prefill a quarter of its time, so that neither starves.
         """
-        seconds = max(STALL_TARGET, self.step_seconds) if running else LONE_TARGET
+        seconds = LONE_TARGET
+        if running:
+            seconds = max(self._stall_target - self.step_seconds, self.step_seconds / 4)
         return int(self.prefill_speed * seconds)
 
     def observe(self, prefill_tokens: int, seconds: float) -> None:
@@ -32,7 +35,9 @@ class Pace:
         if not prefill_tokens:
             self.step_seconds += _WEIGHT * (seconds - self.step_seconds)
             return
-        # A turn shorter than its step alone used to be says only that the step has become faster.
-        own = max(seconds - self.step_seconds, seconds / 2, 1e-6)
-        weight = _WEIGHT * min(1.0, prefill_tokens / _FULL_WEIGHT_TOKENS)
+        own = seconds - self.step_seconds
+        if own <= 0:
+            return  # says only that the step has become faster
+        full = min(_FULL_WEIGHT_TOKENS, _FULL_WEIGHT_SECONDS * self.prefill_speed)
+        weight = _WEIGHT * min(1.0, prefill_tokens / full, 2 * own / seconds)
         self.prefill_speed += weight * (prefill_tokens / own - self.prefill_speed)

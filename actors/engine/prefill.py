@@ -8,7 +8,7 @@ nothing there. No logits are computed: they are lazy and nobody asks for them, a
 is left to the row's first decode step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from actors.engine.model import Cache, Model, start_eval
+from actors.engine.device import Lane
+from actors.engine.model import Cache, Model, plain_cache
 from actors.engine.sampler import RowOptions
 from actors.engine.scheduler import Chunk
 
@@ -29,18 +30,47 @@ FULL_FORWARDS = 8  # a group's forward covers as many tokens as this many forwar
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One request as the batch sees it: all ids to compute, then what its sampler needs."""
+    """One request as the batch sees it: all ids to compute, and what its sampler needs.
+
+    The first `prompt_tokens` of `ids` are the prompt, the others were generated before (a resume).
+    """
 
     rid: int
     ids: Ids
+    prompt_tokens: int
     options: RowOptions
+
+    @property
+    def prompt(self) -> Ids:
+        """The prompt's ids."""
+        return self.ids[: self.prompt_tokens]
+
+    @property
+    def generated(self) -> Ids:
+        """Ids generated before."""
+        return self.ids[self.prompt_tokens :]
 
 
 class Joining(msgspec.Struct, frozen=True):
-    """Rows ready to decode: batched caches that hold all of their ids but the last, in the order of `rows`."""
+    """Rows ready to decode; `caches` hold all of their ids but the last.
+
+    `caches` is one list for each row, or, of rows that were prefilled together, one list of batched caches. Batches
+    of plain caches are padded on the right (`right_padded`), so that neighbours can be copied in one piece.
+    """
 
     rows: list[Row]
-    caches: list[Cache]
+    caches: list[Any]
+    batched: bool
+    right_padded: bool
+
+    def row_caches(self, place: int) -> list[Cache]:
+        """Unbatched caches of one row."""
+        if not self.batched:
+            row: list[Cache] = self.caches[place]
+            return row
+        if not self.right_padded:
+            return [cache.extract(place) for cache in self.caches]
+        return [right_padded_row(cache, place, len(self.rows[place].ids) - 1) for cache in self.caches]
 
 
 class Prefill:
@@ -48,11 +78,11 @@ class Prefill:
 
     def __init__(self, model: Model, forward_tokens: int) -> None:
         self._model = model
+        self._lane = Lane()
         self._forward_tokens = forward_tokens
         self._rows: dict[int, Row] = {}
         self._caches: dict[int, list[Cache]] = {}
         self._grouped: list[Joining] = []
-        self._launched: list[Any] = []
 
     def add(self, row: Row) -> None:
         """A row that will come up in chunks."""
@@ -64,34 +94,36 @@ class Prefill:
             self._rows.pop(rid, None)
             self._caches.pop(rid, None)
 
-    def run(self, chunks: list[Chunk]) -> None:
-        """Launch the chunks of one turn. Those that are `whole` must be joined in the same turn."""
-        self._launched = []
-        short = [chunk for chunk in chunks if chunk.whole and chunk.tokens <= GROUP_TOKENS]
+    def run(self, chunks: list[Chunk]) -> Iterator[None]:
+        """Dispatch the chunks of one turn; yields after each forward. Those that are `whole` must be joined in the
+        same turn."""
+        batches = self._model.batches_prefill
+        short = [chunk for chunk in chunks if batches and chunk.whole and chunk.tokens <= GROUP_TOKENS]
         short.sort(key=lambda chunk: chunk.tokens)
         for group in group_by_length([chunk.tokens for chunk in short]):
-            self._run_group([short[i].rid for i in group])
+            yield from self._run_group([short[i].rid for i in group])
         for chunk in chunks:
-            if not (chunk.whole and chunk.tokens <= GROUP_TOKENS):
-                self._run_alone(chunk)
+            if not (batches and chunk.whole and chunk.tokens <= GROUP_TOKENS):
+                yield from self._run_alone(chunk)
 
     def wait(self) -> None:
-        """Wait until the chunks launched last are computed."""
-        mx.eval(self._launched)
+        """Wait until all is computed that was dispatched."""
+        self._lane.wait()
 
     def join(self, rids: list[int]) -> list[Joining]:
         """Hand over these rows, whose prompts are launched but for their last tokens."""
         joining, self._grouped = self._grouped, []
-        self._launched = []  # a reference more to the caches would make the first step copy them
         grouped = {row.rid for group in joining for row in group.rows}
         alone = [rid for rid in rids if rid not in grouped]
         if alone:
             rows = [self._rows.pop(rid) for rid in alone]
             caches = [self._caches.pop(rid) if rid in self._caches else self._model.new_caches() for rid in alone]
-            joining.append(Joining(rows, _merge(caches)))
+            joining.append(Joining(rows, caches, batched=False, right_padded=False))
+        if not self._caches:
+            self._lane.forget()  # no row goes on, and what it holds is a copy now
         return joining
 
-    def _run_group(self, rids: list[int]) -> None:
+    def _run_group(self, rids: list[int]) -> Iterator[None]:
         rows = [self._rows.pop(rid) for rid in rids]
         lengths = [len(row.ids) - 1 for row in rows]
         longest = max(lengths)
@@ -99,39 +131,38 @@ class Prefill:
         for place, row in enumerate(rows):
             ids[place, : lengths[place]] = row.ids[:-1]
         caches = _merge([self._model.new_caches() for _ in rows])
-        for cache in caches:
-            cache.finalize()  # an empty recurrent cache comes out of a merge with padding of none to mask
+        # A causal mask is all that rows padded on the right need, as long as nobody asks for what lies behind them.
+        plain = self._model.plain_caches
         padding = [longest - length for length in lengths]
-        if any(padding):
+        if not plain:
             for cache in caches:
-                cache.prepare(lengths=lengths, right_padding=padding)
-        self._forward(ids, caches)
-        for cache in caches:
-            cache.finalize()
-        self._launch(caches)
-        self._grouped.append(Joining(rows, caches))
+                cache.finalize()  # an empty recurrent cache comes out of a merge with padding of none to mask
+                if any(padding):
+                    cache.prepare(lengths=lengths, right_padding=padding)
+        yield from self._forward(ids, caches)
+        if not plain:
+            for cache in caches:
+                cache.finalize()
+            self._lane.dispatch([cache.state for cache in caches])
+            yield
+        self._grouped.append(Joining(rows, caches, batched=True, right_padded=plain))
 
-    def _run_alone(self, chunk: Chunk) -> None:
+    def _run_alone(self, chunk: Chunk) -> Iterator[None]:
         caches = self._caches.get(chunk.rid)
         if caches is None:
             caches = self._caches[chunk.rid] = self._model.new_caches()
         ids = self._rows[chunk.rid].ids[chunk.start : chunk.start + chunk.tokens]
-        self._forward(ids[None], caches)
-        self._launch(caches)
+        yield from self._forward(ids[None], caches)
 
-    def _forward(self, ids: Ids, caches: list[Cache]) -> None:
+    def _forward(self, ids: Ids, caches: list[Cache]) -> Iterator[None]:
         # Several rows fill the device with fewer tokens of each, and what lies between the layers stays in cache.
         rows, total = ids.shape
         tokens = min(self._forward_tokens, max(self._forward_tokens * FULL_FORWARDS // rows, 32))
         for start in range(0, total, tokens):
             self._model.forward(mx.array(ids[:, start : start + tokens]), caches)
             # Each forward is launched by itself: as one graph all of them would hold their memory together.
-            start_eval([cache.state for cache in caches])
-
-    def _launch(self, caches: list[Cache]) -> None:
-        state = [cache.state for cache in caches]
-        start_eval(state)
-        self._launched.append(state)
+            self._lane.dispatch([cache.state for cache in caches])
+            yield
 
 
 def group_by_length(lengths: list[int]) -> list[range]:
@@ -150,6 +181,12 @@ def group_by_length(lengths: list[int]) -> list[range]:
     if lengths:
         groups.append(range(start, len(lengths)))
     return groups
+
+
+def right_padded_row(cache: Cache, place: int, length: int) -> Cache:
+    """Row `place` of a batched plain cache that was padded on the right, as a cache of its own."""
+    rows = slice(place, place + 1)
+    return plain_cache(cache.keys[rows, :, :length], cache.values[rows, :, :length]) if length else plain_cache()
 
 
 def _merge(rows: list[list[Cache]]) -> list[Cache]:

@@ -1,8 +1,8 @@
 """`RowGroup`: rows of similar length that decode in one forward, each in a slot of its own.
 
-Used by `actors.engine.batch` on the engine's one thread. Everything here is lazy but `compact`, which waits for the
-rows it moves. A free slot in the middle is computed along with the others until a row joins there; when too many are
-free, rows move down from the end.
+Used by `actors.engine.batch` on the engine's one thread. Everything here is lazy but `compact` and `take_over`,
+which wait for the rows they move. A free slot in the middle is computed along with the others until a row joins
+there; when too many are free, rows move down from the end.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ import numpy as np
 
 from actors.engine.model import Cache, Model
 from actors.engine.prefill import Joining, Row
-from actors.engine.sampler import Sampler
+from actors.engine.sampler import Drawn, Sampler
 from actors.engine.slots import Positions, SlotCache, SlotKV
 
 FREE = -1
@@ -27,7 +27,7 @@ class RowGroup:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._caches: list[SlotCache] = model.new_slots()
-        self._sampler = Sampler()
+        self._sampler = Sampler(model.vocab_size)
         self._rids: list[int] = []  # by slot, FREE where there is none
         self._lengths = np.zeros(0, np.int64)
         self._slots: dict[int, int] = {}
@@ -104,8 +104,8 @@ class RowGroup:
         self._rids[slot] = row.rid
         self._slots[row.rid] = slot
         self._lengths[slot] = len(row.ids) - 1
-        self._sampler.set(slot, row.options)
-        self._inputs[slot] = int(row.ids[-1])
+        self._sampler.set(slot, row.options, row.prompt, row.generated)
+        self._set_input(slot, mx.array(row.ids[-1:]))
         return slot
 
     def _append(self, row: Row) -> int:
@@ -113,9 +113,13 @@ class RowGroup:
         self._rids.append(row.rid)
         self._slots[row.rid] = slot
         self._lengths = np.append(self._lengths, len(row.ids) - 1)
-        self._sampler.append(row.options)
-        self._inputs = mx.concatenate([self._inputs, mx.array([int(row.ids[-1])], mx.uint32)])
+        self._sampler.append(row.options, row.prompt, row.generated)
+        self._inputs = mx.concatenate([self._inputs, mx.array(row.ids[-1:])])
         return slot
+
+    def _set_input(self, slot: int, token: mx.array) -> None:
+        # Not in place: the step in flight has yet to be read from this very array.
+        self._inputs = mx.concatenate([self._inputs[:slot], token, self._inputs[slot + 1 :]])
 
     def remove(self, rids: Iterable[int]) -> None:
         """Free the slots of these rows; those that are not here are normal."""
@@ -152,7 +156,7 @@ class RowGroup:
             self._slots[rid] = target
             self._lengths[target], self._lengths[source] = length, 0
             self._sampler.move(source, target)
-            self._inputs[target] = self._inputs[source]
+            self._set_input(target, self._inputs[source : source + 1])
             self._paste(target, content)
         self._cut_end()
         room = max(MIN_SLOTS, 1 << (2 * len(self._rids) - 1).bit_length())
@@ -160,6 +164,22 @@ class RowGroup:
             for cache in self._caches:
                 cache.resize(room)
             self._room = room
+
+    def take_over(self, other: "RowGroup") -> None:
+        """Move all rows of `other` here; it is empty afterwards."""
+        self.reserve(len(self._rids) + len(other))
+        moved = [(rid, slot) for rid, slot in other._slots.items()]
+        contents = [other._copy(slot) for _, slot in moved]
+        mx.eval([content for content, _ in contents], other._inputs, self._inputs)
+        for (rid, source), (content, length) in zip(moved, contents, strict=True):
+            target = len(self._rids)
+            self._rids.append(rid)
+            self._slots[rid] = target
+            self._lengths = np.append(self._lengths, length)
+            self._sampler.adopt(other._sampler, source)
+            self._inputs = mx.concatenate([self._inputs, other._inputs[source : source + 1]])
+            self._paste(target, content)
+        other.remove([rid for rid, _ in moved])
 
     def _copy(self, slot: int) -> tuple[list[list[Any]], int]:
         length = int(self._lengths[slot])
@@ -169,16 +189,16 @@ class RowGroup:
         for cache, row in zip(self._caches, content, strict=True):
             cache.paste_row(slot, row)
 
-    def step(self) -> mx.array:
-        """Build one decode step of all slots; returns the tokens, uint32 (slots,), not yet computed."""
+    def step(self) -> Drawn:
+        """Build one decode step of all slots; returns what was drawn, not yet computed."""
         at = Positions(self._lengths)
         for cache in self._caches:
             cache.step(at)
         logits = self._model.forward(self._inputs[:, None], list[Cache](self._caches))
-        self._inputs = self._sampler.draw(logits[:, -1, :])
-        for slot in self._slots.values():
-            self._lengths[slot] += 1
-        return self._inputs
+        drawn = self._sampler.draw(logits[:, -1, :])
+        self._inputs = drawn.tokens
+        self._lengths[list(self._slots.values())] += 1
+        return drawn
 
     def slots(self) -> list[int]:
         """The rid in each slot, FREE where there is none."""

@@ -1,148 +1,134 @@
-"""`Sampler`: the next token of every row of a batch in one graph, each row by its own options.
+"""`Sampler`: the next token of every slot of a row group in one graph, each row by its own options.
 
-Used by the decode batch on the engine's one thread. Nothing here waits for the device.
+Used by `actors.engine.row_group` on the engine's one thread. Nothing here waits for the device, and nothing that a
+step needs comes from the tokens of the one before by way of the host.
 
-Greedy rows are an argmax. The others draw by Gumbel-max: the argmax of logits / temperature + noise has the
-distribution of the softmax (Gumbel 1954; Maddison, Tarlow, Minka 2014), and unlike inverting a cumulative sum
-it does not flip with the rounding of distant logits. A row's noise depends on (seed, choice, i) alone, i being
-the number of the token in the generated sequence, so a row draws the same whatever else is in the batch and
-after a resume. It always covers the whole vocabulary, for MLX's noise of another length is another noise.
+Options apply in this order: min_tokens (stop ids masked) and logit_bias, repetition, frequency and presence
+penalties, temperature, top_k, top_p, min_p, xtc, the draw. That is the order of vLLM's `Sampler`
+(vllm/v1/sample/sampler.py), except that it has no xtc and cuts by min_p ahead of top_k: here top_p counts what
+min_p cuts, too. xtc comes after top_p and min_p as in mlx_lm.sample_utils. A temperature of 0 takes the best token
+after the penalties.
+
+What a row draws as token number i is a function of its logits, its options and (seed, choice, i). Rows are sorted
+by what their options need (`Kind`), and each kind costs only the rows that have it. The kind of a row is decided by
+its own options, never by who else is in the batch.
 """
 
+from typing import NamedTuple
+
 import mlx.core as mx
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
-Floats = npt.NDArray[np.float32]
+from actors.engine.draw_plan import DrawPlan
+from actors.engine.logprobs import LogProbs, log_probs
+from actors.engine.noise import stream_of
+from actors.engine.penalties import Ids, Penalties, penalized
+from actors.engine.row_options import RowOptions
 
-# Below this a temperature means greedy, as in vLLM: dividing by it would overflow.
-MIN_TEMPERATURE = 1e-5
+__all__ = ["Drawn", "RowOptions", "Sampler"]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NO_IDS: Ids = np.zeros(0, np.uint32)
 
 
-class RowOptions(msgspec.Struct, frozen=True):
-    """What the sampler has to know of one row; `index` is the number of its next generated token."""
+class Drawn(NamedTuple):
+    """One step, not computed yet: the token of each slot, uint32 (slots,), and log-probabilities if any slot asked.
 
-    temperature: float
-    top_p: float
-    seed: int
-    choice: int
-    index: int
+    The token of a free slot means nothing, but is one of the vocabulary.
+    """
+
+    tokens: mx.array
+    logprobs: LogProbs | None
 
 
 class Sampler:
-    """Options of the rows of one batch, in columns, and the draw. Rows keep the order of the batch."""
+    """Options of the rows in the slots of one group. A new slot is appended; a cleared one is free until set."""
 
-    def __init__(self) -> None:
-        self._temperature: Floats = np.empty(0, np.float32)
-        self._top_p: Floats = np.empty(0, np.float32)
-        self._stream: Words = np.empty(0, np.uint64)
-        self._index: Words = np.empty(0, np.uint64)
-        self._sampled = _Sampled(self._temperature, self._top_p)
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._options: list[RowOptions | None] = []
+        self._stream = np.zeros(0, np.uint64)
+        self._index = np.zeros(0, np.int64)
+        self._masked_until = np.zeros(0, np.int64)  # the index at which the stop ids of a row may be drawn
+        self._penalties = Penalties(vocab_size)
+        self._plan: DrawPlan | None = None
 
-    def extend(self, rows: list[RowOptions]) -> None:
-        """Append rows."""
-        temperature = np.array([row.temperature for row in rows], np.float32)
-        top_p = np.array([row.top_p for row in rows], np.float32)
-        stream = np.array([stream_of(row.seed, row.choice) for row in rows], np.uint64)
-        index = np.array([row.index for row in rows], np.uint64)
-        self._set(
-            np.concatenate([self._temperature, temperature]),
-            np.concatenate([self._top_p, top_p]),
-            np.concatenate([self._stream, stream]),
-            np.concatenate([self._index, index]),
-        )
+    def __len__(self) -> int:
+        return len(self._options)
 
-    def filter(self, keep: list[int]) -> None:
-        """Keep the rows at these places, in this order."""
-        self._set(self._temperature[keep], self._top_p[keep], self._stream[keep], self._index[keep])
+    @property
+    def nbytes(self) -> int:
+        """Bytes that rows keep on the device for their penalties."""
+        return self._penalties.nbytes
 
-    def draw(self, logits: mx.array) -> mx.array:
-        """Next token of each row, uint32 (rows,), from `logits` (rows, vocabulary); counts the rows on."""
-        sampled = self._sampled
-        if not sampled.places.size:
-            tokens = mx.argmax(logits, axis=-1)
-        else:
-            keys = noise_keys(self._stream[sampled.places], self._index[sampled.places])
-            if sampled.places.size == len(self._index):
-                tokens = sampled.draw(logits, keys)
-            else:
-                # Cheaper than gathering the greedy rows: they are many, or the others dominate anyway.
-                tokens = mx.argmax(logits, axis=-1)
-                tokens[sampled.places_mx] = sampled.draw(logits[sampled.places_mx], keys)
-        self._index = self._index + np.uint64(1)
-        return tokens
+    def append(self, options: RowOptions, prompt_ids: Ids = _NO_IDS, generated_ids: Ids = _NO_IDS) -> None:
+        """Put a row into a new slot at the end."""
+        self._grow()
+        self.set(len(self._options) - 1, options, prompt_ids, generated_ids)
 
-    def _set(self, temperature: Floats, top_p: Floats, stream: Words, index: Words) -> None:
-        self._temperature, self._top_p, self._stream, self._index = temperature, top_p, stream, index
-        self._sampled = _Sampled(temperature, top_p)
+    def set(self, slot: int, options: RowOptions, prompt_ids: Ids = _NO_IDS, generated_ids: Ids = _NO_IDS) -> None:
+        """Put a row into a slot. The ids, which penalties look at, are those so far."""
+        self._penalties.drop(slot)
+        if penalized(options):
+            self._penalties.add(slot, options, prompt_ids, generated_ids)
+        self._place(slot, options, stream_of(options.seed, options.choice), options.index)
 
+    def clear(self, slot: int) -> None:
+        """Free a slot."""
+        self._penalties.drop(slot)
+        self._options[slot] = None
+        self._masked_until[slot] = 0
+        self._plan = None
 
-class _Sampled:
-    """The rows that draw: their places in the batch and their options as arrays on the device."""
+    def move(self, source: int, target: int) -> None:
+        """Move a row into another slot, and free its own."""
+        options = self._options[source]
+        assert options is not None
+        self._penalties.drop(target)
+        self._penalties.move(source, target)
+        self._place(target, options, int(self._stream[source]), int(self._index[source]))
+        self.clear(source)
 
-    def __init__(self, temperature: Floats, top_p: Floats) -> None:
-        self.places = np.flatnonzero(temperature >= MIN_TEMPERATURE)
-        if not self.places.size:
-            return
-        self.places_mx = mx.array(self.places.astype(np.uint32))
-        self._temperature = mx.array(temperature[self.places])[:, None]
-        top_p = top_p[self.places]
-        self._cut = np.flatnonzero(top_p < 1)
-        if self._cut.size:
-            self._cut_mx = mx.array(self._cut.astype(np.uint32))
-            self._top_p = mx.array(top_p[self._cut])[:, None]
+    def adopt(self, other: "Sampler", source: int) -> None:
+        """Put the row in slot `source` of another sampler into a new slot at the end. The other keeps it, too."""
+        options = other._options[source]
+        assert options is not None
+        self._grow()
+        slot = len(self._options) - 1
+        if penalized(options):
+            self._penalties.put(slot, other._penalties.take(source))
+        self._place(slot, options, int(other._stream[source]), int(other._index[source]))
 
-    def draw(self, logits: mx.array, keys: mx.array) -> mx.array:
-        logits = logits.astype(mx.float32) / self._temperature
-        if self._cut.size == len(self.places):
-            logits = cut_top_p(logits, self._top_p)
-        elif self._cut.size:
-            logits[self._cut_mx] = cut_top_p(logits[self._cut_mx], self._top_p)
-        return mx.argmax(logits + gumbel(keys, logits.shape[-1]), axis=-1)
+    def cut(self, rows: int) -> None:
+        """Keep the first `rows` slots."""
+        for slot in range(rows, len(self._options)):
+            self._penalties.drop(slot)
+        del self._options[rows:]
+        self._stream, self._index = self._stream[:rows].copy(), self._index[:rows].copy()
+        self._masked_until = self._masked_until[:rows].copy()
+        self._plan = None
 
+    def draw(self, logits: mx.array) -> Drawn:
+        """The next token of each slot from `logits` (slots, vocabulary); counts the rows on."""
+        masked = self._index < self._masked_until
+        if self._plan is None or not np.array_equal(self._plan.masked, masked):
+            self._plan = DrawPlan(self._options, masked, self._penalties, self._vocab_size)
+        tokens = self._plan.draw(logits, self._stream, self._index.astype(np.uint64))
+        self._index += 1
+        logprobs = None
+        if self._plan.asked:
+            rows = self._plan.asked_mx
+            logprobs = log_probs(logits[rows], tokens[rows], self._plan.asked, self._plan.asked_counts)
+        return Drawn(tokens, logprobs)
 
-def gumbel(keys: mx.array, size: int) -> mx.array:
-    """Gumbel noise (rows, size), each row from its own key of `keys`, uint32 (rows, 2)."""
-    return mx.vmap(lambda key: mx.random.gumbel((size,), key=key))(keys)
+    def _grow(self) -> None:
+        self._options.append(None)
+        self._stream = np.append(self._stream, np.uint64(0))
+        self._index = np.append(self._index, 0)
+        self._masked_until = np.append(self._masked_until, 0)
 
-
-def cut_top_p(logits: mx.array, top_p: mx.array) -> mx.array:
-    """Set all but the most probable tokens to -inf: the fewest whose probabilities reach `top_p` together.
-
-    `logits` is float32 (rows, vocabulary), `top_p` (rows, 1). At least one token stays; tokens exactly as
-    probable as the last one that stays do, too. Costs one sort of the probabilities.
-    """
-    probabilities = mx.softmax(logits, axis=-1)
-    # Tokens below (1 - top_p) / vocabulary have less than 1 - top_p together, so none of them stays. Equal values
-    # sort several times faster than distinct ones, and integers faster than floats, of which they keep the order.
-    floor = (1 - top_p) / logits.shape[-1]
-    ranked = mx.sort((probabilities * (probabilities >= floor)).view(mx.int32), axis=-1).view(mx.float32)
-    # Added up from the least probable on, a token stays when those up to it have more than 1 - top_p.
-    below = mx.cumsum(ranked, axis=-1) + (1 - mx.sum(ranked, axis=-1, keepdims=True))
-    least = mx.min(mx.where(below > 1 - top_p, ranked, mx.inf), axis=-1, keepdims=True)
-    least = mx.minimum(least, ranked[:, -1:])
-    return mx.where(probabilities >= least, logits, -mx.inf)
-
-
-def stream_of(seed: int, choice: int) -> int:
-    """64 bits that name the random sequence of one choice of one seed (any signed or unsigned 64-bit seed)."""
-    words = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, choice & 0xFFFF_FFFF_FFFF_FFFF], np.uint64)
-    return int(_mix(_mix(words[:1]) + words[1:] * _GOLDEN)[0])
-
-
-def noise_keys(streams: Words, indices: Words) -> mx.array:
-    """MLX random keys, uint32 (rows, 2), for token number `indices[r]` of the sequence `streams[r]`."""
-    words = _mix(streams + (indices + np.uint64(1)) * _GOLDEN)
-    halves = np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=-1)
-    return mx.array(halves.astype(np.uint32))
-
-
-def _mix(words: Words) -> Words:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014): every output bit depends on every input bit."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    def _place(self, slot: int, options: RowOptions, stream: int, index: int) -> None:
+        self._options[slot] = options
+        self._stream[slot] = stream
+        self._index[slot] = index
+        self._masked_until[slot] = options.min_tokens if options.stop_ids else 0
+        self._plan = None

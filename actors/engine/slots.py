@@ -2,8 +2,8 @@
 
 Used by `actors.engine.row_group` on the engine's one thread. Each class here stands for one kind of mlx-lm cache
 and has the interface that mlx-lm's models expect (`update_and_fetch`, `make_mask`, `offset`, …), for decode steps
-alone: one new token per row. Rows are left-aligned: a row's token at position p lies at index p (in a window: at p's
-place in the ring), whatever its neighbours hold, so joining writes one row, leaving writes nothing, and neither
+alone: one new token per row. Rows are left-aligned: a row's token at position p lies at index p (in a window: at
+p's place in the ring), whatever its neighbours hold, so joining writes one row, leaving writes nothing, and neither
 copies the batch.
 
     slot      0   | a a a a a a · · · |      lengths 6, 3, 9: each row has an offset of its own, and a mask
@@ -120,9 +120,7 @@ class _Planes:
         """Set up for rows of this kind."""
         if not self.arrays:
             self.room = min(GROW, self.limit or GROW)
-            self.arrays = [
-                mx.zeros((self.slots, a.shape[1], self.room, a.shape[3]), dtype=a.dtype) for a in samples
-            ]
+            self.arrays = [mx.zeros((self.slots, a.shape[1], self.room, a.shape[3]), dtype=a.dtype) for a in samples]
 
     def fit(self, tokens: int) -> None:
         """Make room for `tokens` per row. Grows by a quarter at least: each growth copies everything."""
@@ -293,9 +291,7 @@ class SlotQuantizedKV(_PlanarCache):
         """Take one token per row, (rows, heads, 1, width); returns packed, scales and biases of keys and values."""
         at, planes = self._at, self._planes
         news = [
-            part
-            for plain in (keys, values)
-            for part in mx.quantize(plain, group_size=self.group_size, bits=self.bits)
+            part for plain in (keys, values) for part in mx.quantize(plain, group_size=self.group_size, bits=self.bits)
         ]
         planes.like(news)
         planes.fit(at.longest)

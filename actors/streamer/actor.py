@@ -8,6 +8,7 @@ import secrets
 import time
 from functools import partial
 
+import msgspec
 import structlog
 import zmq
 
@@ -17,6 +18,7 @@ from actors.streamer.admission import Admission
 from actors.streamer.clients import ClientConnection, Clients
 from actors.streamer.detokenizer import DetokenizerFactory
 from actors.streamer.engine_link import EngineLink
+from actors.streamer.logprobs import by_row
 from actors.streamer.stream import MAX_UNREAD, WINDOW, Phase, Stream
 from actors.streamer.tokenizer_pool import Job, TokenizerPool
 from protocol import errors
@@ -197,15 +199,15 @@ class StreamerActor(Actor):
     def _generate(self, client: ClientConnection, request: Generate) -> None:
         now = time.monotonic()
         self._rids += 1
-        seed = request.params.seed
+        params = self._files.resolve(request.params)
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=secrets.randbits(63))
         timeout = self.config.timeout if request.timeout is None else min(request.timeout, self.config.timeout)
         stream = Stream(
             self._rids,
             client.identity,
             request,
-            temperature=self._default(request.params.temperature, self._files.temperature),
-            top_p=self._default(request.params.top_p, self._files.top_p),
-            seed=secrets.randbits(63) if seed is None else seed,
+            params,
             deadline=now + timeout,
             now=now,
         )
@@ -233,12 +235,6 @@ class StreamerActor(Actor):
         )
         self._tokenizers.submit(job)
 
-    @staticmethod
-    def _default(value: float | None, of_model: float | None) -> float:
-        if value is not None:
-            return value
-        return 1.0 if of_model is None else of_model
-
     def _refusal(self, client: ClientConnection, request: Generate) -> tuple[str, str, str] | None:
         """Why a request can't be taken at all: code, message and the option at fault; None when it can."""
         if request.ref in client.streams:
@@ -256,7 +252,7 @@ class StreamerActor(Actor):
         if request.params.stop and not request.return_text:
             return errors.INVALID_REQUEST, "stop strings need return_text", "stop"
         try:
-            check_params(request.params)
+            check_params(request.params, self._vocab_size())
         except InvalidParam as error:
             return errors.INVALID_REQUEST, str(error), error.param
         if request.timeout is not None and not request.timeout > 0:
@@ -301,12 +297,16 @@ class StreamerActor(Actor):
         room = context - count
         budget = room if request.params.max_tokens is None else min(room, request.params.max_tokens)
         detokenizer = self._detokenizers.stream(unpack_ids(result.ids)) if request.return_text else None
-        stream.encoded(result.ids, budget, detokenizer, time.monotonic())
+        spelling = self._detokenizers.token_bytes if request.return_text else None
+        stream.encoded(result.ids, budget, detokenizer, time.monotonic(), spelling)
         self._clients.send(stream.client, Accepted(stream.ref, rid, count))
         self._engine.submit(stream.submit(self._engine.epoch, self.me.epoch))
 
     def _context(self) -> int:
         return self._card.context if self._card is not None else self._files.context
+
+    def _vocab_size(self) -> int:
+        return self._card.vocab_size if self._card is not None else self._files.vocab_size
 
     def _text_call(self, client: ClientConnection, call: Tokenize | Detokenize) -> None:
         identity, ref = client.identity, call.ref
@@ -332,9 +332,7 @@ class StreamerActor(Actor):
         else:
             size = len(call.text) if call.text is not None else sum(len(str(m)) for m in call.messages or ())
             special = call.add_special_tokens
-            self._tokenizers.submit(
-                Job(size, done, text=call.text, messages=call.messages, add_special_tokens=special)
-            )
+            self._tokenizers.submit(Job(size, done, text=call.text, messages=call.messages, add_special_tokens=special))
 
     # The engine.
 
@@ -345,12 +343,13 @@ class StreamerActor(Actor):
             if stream is not None:
                 stream.admitted(now)
         reasons = dict(zip(step.ended, step.reasons, strict=True))
+        logprobs = by_row(step)
         for rid, token in zip(step.rids, unpack_ids(step.tokens), strict=True):
             stream = self._streams.get(rid)
             if stream is None:
                 continue
             if reasons.get(rid) != "stop":
-                stream.push(token, now)
+                stream.push(token, now, logprobs.get(rid))
                 if stream.stopped:
                     self._aborts.append(rid)
                     self._end(stream, "finished", "stop")
@@ -365,15 +364,14 @@ class StreamerActor(Actor):
                 stream.finish_text()
                 self._end(stream, "finished", "stop" if stream.stopped else reason)
             else:
-                outcome = "rejected" if reason == errors.INVALID_REQUEST else "failed"
+                outcome = "rejected" if reason in (errors.INVALID_REQUEST, errors.PROMPT_TOO_LONG) else "failed"
                 self._end(stream, outcome, code=reason, message=texts.get(rid, ""))
 
     # Streams.
 
     def _send_due(self, stream: Stream) -> None:
         if stream.due(self.config.stream_interval):
-            text, ids, count = stream.take()
-            self._clients.gather(stream.client, (stream.ref, text, ids, count), None)
+            self._clients.gather(stream.client, (stream.ref, *stream.take()), None)
         elif stream.unread > MAX_UNREAD:
             text = f"more than {MAX_UNREAD} bytes were waiting for the client to read them"
             self._end(stream, "failed", code=errors.SLOW_CONSUMER, message=text)

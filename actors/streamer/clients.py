@@ -10,12 +10,14 @@ import zmq
 
 from actors.base import Socket
 from protocol.codec import encode
-from protocol.messages import Deltas, End, ServerMessage
+from protocol.messages import Deltas, End, ServerMessage, TokenLogprobs
 
 log = structlog.get_logger()
 
 SILENCE_LIMIT = 3.0  # seconds without a word until a client's streams are cancelled
 FORGET_AFTER = 60.0  # seconds without a word until its connection is forgotten
+
+Delta = tuple[int, str, bytes, int, list[TokenLogprobs]]  # one entry of each column of `Deltas`
 
 
 class ClientConnection:
@@ -30,19 +32,22 @@ class ClientConnection:
         self.texts: list[str] = []
         self.ids: list[bytes] = []
         self.counts: list[int] = []
+        self.logprobs: list[list[TokenLogprobs]] = []
         self.ends: list[End] = []
 
-    def add(self, ref: int, text: str, ids: bytes, count: int) -> None:
+    def add(self, ref: int, text: str, ids: bytes, count: int, logprobs: list[TokenLogprobs]) -> None:
         """Gather one delta for this turn's message."""
         self.refs.append(ref)
         self.texts.append(text)
         self.ids.append(ids)
         self.counts.append(count)
+        self.logprobs.append(logprobs)
 
     def take(self) -> Deltas:
         """This turn's message; the next turn starts empty."""
-        message = Deltas(self.refs, self.texts, self.ids, self.counts, self.ends)
-        self.refs, self.texts, self.ids, self.counts, self.ends = [], [], [], [], []
+        logprobs = self.logprobs if any(self.logprobs) else []
+        message = Deltas(self.refs, self.texts, self.ids, self.counts, self.ends, logprobs)
+        self.refs, self.texts, self.ids, self.counts, self.logprobs, self.ends = [], [], [], [], [], []
         return message
 
 
@@ -74,7 +79,7 @@ class Clients:
         """All connections that introduced themselves as `name`."""
         return [client for client in self._by_identity.values() if client.name == name]
 
-    def gather(self, identity: bytes, delta: tuple[int, str, bytes, int] | None, end: End | None) -> None:
+    def gather(self, identity: bytes, delta: Delta | None, end: End | None) -> None:
         """Add a delta, an end, or both to what this turn sends to the connection."""
         client = self._by_identity.get(identity)
         if client is None:

@@ -6,8 +6,8 @@ token, so a push costs well under a microsecond on the two kinds of decoder that
 - byte-level (GPT-2, Llama 3, Qwen, Mistral's Tekken …): a token is some bytes of UTF-8;
 - byte fallback (Llama 2, Mistral, Gemma, Phi 3 …): a token is text, or one byte of UTF-8 as `<0xE4>`.
 
-Both are decoded here from a table of pieces. `tokenizers.decoders.DecodeStream` isn't used: it keeps back
-text as long as it ends in U+FFFD, decodes all of that again at each step, and raises once a byte-fallback
+Both are decoded here from a table of pieces (`pieces.py`). `tokenizers.decoders.DecodeStream` isn't used: it keeps
+back text as long as it ends in U+FFFD, decodes all of that again at each step, and raises once a byte-fallback
 character turns out to be part of an invalid run. Every other decoder, and tokenizers without the library,
 decode a short window of ids again at each token.
 
@@ -15,21 +15,17 @@ Whatever the kind, the pieces of a stream joined are the text that the generated
 special tokens and ids outside the vocabulary left out, without a character that the end cut off.
 """
 
-import json
-import re
 from codecs import utf_8_decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import tokenizers
-
+from actors.streamer.pieces import Pieces, Vocabulary, read_vocabulary
 from actors.tokenizer.text_tokenizer import TextTokenizer, load_tokenizer
 
 _INVALID = "\ufffd"
 _MAX_UNFINISHED = 3  # bytes: a UTF-8 character has at most four
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTEXT = 8  # ids that a decoded window keeps before the next one
 
 
@@ -46,11 +42,13 @@ class DetokenizerStream(Protocol):
 
 
 class DetokenizerFactory:
-    """Makes the streams of one model. `tokenizer` is shared by all of them."""
+    """Makes the streams of one model. `tokenizer` is shared by all of them; `token_bytes` spells single tokens."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._make = _maker(tokenizer)
+        vocabulary = read_vocabulary(tokenizer)
+        self.token_bytes: Mapping[int, bytes] = vocabulary.spelling
+        self._make = _maker(tokenizer, vocabulary)
 
     @classmethod
     def load(cls, model_path: str | Path, trust_remote_code: bool = False) -> "DetokenizerFactory":
@@ -63,94 +61,12 @@ class DetokenizerFactory:
         return self._make(prompt_ids)
 
 
-def _maker(tokenizer: TextTokenizer) -> Callable[[Sequence[int]], DetokenizerStream]:
-    windowed = partial(WindowStream, partial(tokenizer.decode, skip_special_tokens=True))
-    backend = tokenizer.backend
-    if backend is None or backend.decoder is None:
-        return windowed
-    decoder: dict[str, Any] = json.loads(backend.decoder.__getstate__())
-    stages: list[dict[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    if [stage["type"] for stage in stages] == ["ByteLevel"]:
-        return partial(ByteLevelStream, Pieces(backend, _byte_level_piece))
-    rules = _byte_fallback_rules(stages)
-    if rules is None:
-        return windowed
-    replaced, strip, strip_count = rules
-    pieces = Pieces(backend, partial(_byte_fallback_piece, replaced))
-    return partial(ByteFallbackStream, pieces, strip, strip_count)
-
-
-Piece = str | bytes | None
-
-
-class Pieces(dict[int, Piece]):
-    """What each token id adds to a text, filled as ids are met.
-
-    A str is whole characters, bytes are a part of a UTF-8 sequence, None adds nothing (special tokens).
-    """
-
-    def __init__(self, backend: tokenizers.Tokenizer, piece_of: Callable[[str], Piece]) -> None:
-        super().__init__()
-        self._id_to_token = backend.id_to_token
-        self._piece_of = piece_of
-        self._special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
-
-    def __missing__(self, token_id: int) -> Piece:
-        token = self._id_to_token(token_id)
-        if token is None:
-            return None  # outside the vocabulary; not remembered, as such ids have no bound
-        piece = self[token_id] = None if token in self._special else self._piece_of(token)
-        return piece
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level token stands for (GPT-2's `bytes_to_unicode`): printable
-    Latin-1 characters are themselves, the other bytes follow from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
-
-
-def _byte_level_piece(token: str) -> Piece:
-    try:
-        data = bytes([_ALPHABET[char] for char in token])
-    except KeyError:  # an added token with characters outside the alphabet is plain text
-        return token
-    try:
-        return data.decode() or None
-    except UnicodeDecodeError:
-        return data
-
-
-def _byte_fallback_rules(stages: list[dict[str, Any]]) -> tuple[list[tuple[str, str]], str, int] | None:
-    """The replacements and the leading characters to strip (which, how many at most) of a decoder of the
-    shape Replace* ByteFallback Fuse Strip?, None for any other."""
-    kinds = [stage["type"] for stage in stages]
-    if "ByteFallback" not in kinds:
-        return None
-    at = kinds.index("ByteFallback")
-    if any(kind != "Replace" for kind in kinds[:at]):
-        return None
-    replaced = []
-    for stage in stages[:at]:
-        if "String" not in stage["pattern"]:
-            return None
-        replaced.append((stage["pattern"]["String"], stage["content"]))
-    if kinds[at + 1 :] == ["Fuse"]:
-        return replaced, "", 0
-    if kinds[at + 1 :] == ["Fuse", "Strip"] and stages[-1]["stop"] == 0:
-        return replaced, stages[-1]["content"], stages[-1]["start"]
-    return None
-
-
-def _byte_fallback_piece(replaced: list[tuple[str, str]], token: str) -> Piece:
-    for old, new in replaced:
-        token = token.replace(old, new)
-    byte = _BYTE_TOKEN.fullmatch(token)
-    return token if byte is None else bytes.fromhex(byte[1])
+def _maker(tokenizer: TextTokenizer, vocabulary: Vocabulary) -> Callable[[Sequence[int]], DetokenizerStream]:
+    if vocabulary.pieces is None:
+        return partial(WindowStream, partial(tokenizer.decode, skip_special_tokens=True))
+    if vocabulary.strip is None:
+        return partial(ByteLevelStream, vocabulary.pieces)
+    return partial(ByteFallbackStream, vocabulary.pieces, *vocabulary.strip)
 
 
 def _unfinished(pieces: Pieces, prompt_ids: Sequence[int]) -> bytes:

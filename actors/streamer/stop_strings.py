@@ -13,7 +13,8 @@ class StopMatcher:
     What `push` and `flush` return, joined, is exactly `text[:min(text.find(s) for s in stops that occur)]`,
     or the whole text. Of matches that overlap, the one that starts earliest counts: one that is complete
     waits while another that began before it is undecided. `matched` is the stop string that ended the text
-    (the shortest of those that start there), None so far.
+    (the shortest of those that start there), None so far. A match that ends in a piece that was pushed unarmed
+    doesn't count.
 
     Each stop string has a Knuth-Morris-Pratt automaton, so the time is linear in text × stop strings, and
     what is held back is shorter than the longest of them.
@@ -31,8 +32,8 @@ class StopMatcher:
         # The best complete match: where it starts, from the start of what is held, and the stop string.
         self._best: tuple[int, str] | None = None
 
-    def push(self, text: str) -> str:
-        """Take more text; returns what is safe to send, nothing after a match."""
+    def push(self, text: str, armed: bool = True) -> str:
+        """Take more text; returns what is safe to send, nothing after a match. Unarmed, it can only begin one."""
         if self.matched is not None:
             return ""
         if not self._active and self._first_chars.isdisjoint(text):
@@ -43,6 +44,8 @@ class StopMatcher:
             if stop not in self._active and stop[0] not in text:
                 continue
             length, end = _advance(stop, borders, self._active.pop(stop, 0), text)
+            while not armed and length == len(stop):
+                length, end = _advance(stop, borders, borders[-1], text, end)
             if length < len(stop):
                 if length:
                     self._active[stop] = length
@@ -89,13 +92,13 @@ def _borders(stop: str) -> tuple[int, ...]:
     return tuple(borders)
 
 
-def _advance(stop: str, borders: tuple[int, ...], length: int, text: str) -> tuple[int, int]:
-    """Move the automaton of `stop` over `text` from a match of `length` characters, up to a complete one.
+def _advance(stop: str, borders: tuple[int, ...], length: int, text: str, begin: int = 0) -> tuple[int, int]:
+    """Move the automaton of `stop` over `text[begin:]` from a match of `length` characters, up to a complete one.
 
     Returns the length of the match then, and how many characters of `text` were taken.
     """
-    taken = 0
-    for taken, char in enumerate(text, 1):
+    taken = begin
+    for taken, char in enumerate(text[begin:] if begin else text, begin + 1):
         while length and stop[length] != char:
             length = borders[length - 1]
         if stop[length] == char:

@@ -8,15 +8,21 @@ that is needed to go on stands here.
 """
 
 from array import array
+from collections.abc import Mapping
 from enum import Enum
 
 from actors.streamer.detokenizer import DetokenizerStream
+from actors.streamer.logprobs import LogprobColumn, StepLogprobs
 from actors.streamer.stop_strings import StopMatcher
 from protocol.ids import pack_ids
-from protocol.messages import End, Generate, SamplingParams, Submit, Timing, Usage
+from protocol.messages import End, Generate, SamplingParams, Submit, Timing, TokenLogprobs, Usage
 
 WINDOW = 64  # deltas a client may have unacknowledged before its text is gathered here
 MAX_UNREAD = 1 << 20  # bytes gathered for a client that does not read; beyond it the stream ends
+
+
+# What one delta carries: text, ids, the number of tokens they stand for, and log-probabilities.
+Piece = tuple[str, bytes, int, list[TokenLogprobs]]
 
 
 class Phase(Enum):
@@ -30,17 +36,18 @@ class Phase(Enum):
 
 
 class Stream:
-    """State of one request. Times are seconds of the monotonic clock the actor passes in."""
+    """State of one request. Times are seconds of the monotonic clock the actor passes in.
+
+    `params` are the request's sampling options, each resolved as `Submit.params` wants them, the seed included.
+    """
 
     def __init__(
         self,
         rid: int,
         client: bytes,
         request: Generate,
+        params: SamplingParams,
         *,
-        temperature: float,
-        top_p: float,
-        seed: int,
         deadline: float,
         now: float,
     ) -> None:
@@ -48,10 +55,7 @@ class Stream:
         self.client = client
         self.ref = request.ref
         self.label = request.label
-        self.params: SamplingParams = request.params
-        self.temperature = temperature
-        self.top_p = top_p
-        self.seed = seed
+        self.params = params
         self.deadline = deadline
         self.phase = Phase.TOKENIZING
         self.prompt = b""
@@ -59,7 +63,10 @@ class Stream:
         self.budget = 0
         self._return_ids = request.return_ids
         self._detokenizer: DetokenizerStream | None = None
-        self._stops = StopMatcher(list(self.params.stop)) if self.params.stop else None
+        self._stops = StopMatcher(params.stop) if params.stop else None
+        self._logprobs: LogprobColumn | None = None
+        self._decoded = 0  # characters of the text so far, and how many of them no stop string can cut off
+        self._certain = 0
         self._texts: list[str] = []
         self._ids = array("I")
         self._unread = 0
@@ -86,16 +93,32 @@ class Stream:
         """Bytes gathered because the client has no credit left."""
         return self._unread
 
-    def encoded(self, prompt: bytes, budget: int, detokenizer: DetokenizerStream | None, now: float) -> None:
-        """The prompt's ids are known; `budget` tokens may be generated. Without a detokenizer only ids are sent."""
+    def encoded(
+        self,
+        prompt: bytes,
+        budget: int,
+        detokenizer: DetokenizerStream | None,
+        now: float,
+        spelling: Mapping[int, bytes] | None = None,
+    ) -> None:
+        """The prompt's ids are known; `budget` tokens may be generated. Without a detokenizer only ids are sent.
+
+        `spelling` gives the bytes of the tokens among the log-probabilities.
+        """
         self.prompt = prompt
         self.budget = budget
         self._detokenizer = detokenizer
+        if self.params.logprobs is not None:
+            self._logprobs = LogprobColumn(spelling)
         self._encoded = now
         self.phase = Phase.WAITING
 
     def submit(self, epoch: int, streamer: int) -> Submit:
         """The message that makes an engine generate the rest of this stream, from any point of its life."""
+        params = self.params
+        assert params.temperature is not None
+        assert params.top_p is not None
+        assert params.seed is not None
         return Submit(
             epoch,
             streamer,
@@ -103,10 +126,12 @@ class Stream:
             self.prompt + pack_ids(self.tokens),
             prompt_tokens=self.prompt_tokens,
             budget=self.budget - len(self.tokens),
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            ignore_eos=self.params.ignore_eos,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            seed=params.seed,
+            ignore_eos=params.ignore_eos,
+            params=params,
+            priority=params.priority,
         )
 
     def admitted(self, now: float) -> None:
@@ -115,8 +140,8 @@ class Stream:
             self.phase = Phase.PREFILLING
             self._admitted = now
 
-    def push(self, token: int, now: float) -> None:
-        """The engine generated `token`, which is no end-of-sequence token that ends the stream."""
+    def push(self, token: int, now: float, logprobs: StepLogprobs | None = None) -> None:
+        """The engine generated `token`, which is none that ends the stream."""
         if self._first < 0:
             self._first = now
             self.phase = Phase.RUNNING
@@ -125,25 +150,39 @@ class Stream:
         if self._return_ids:
             self._ids.append(token)
             self._unread += 4
+        if self._logprobs is not None and logprobs is not None:
+            self._logprobs.add(token, self._decoded, logprobs)
         if self._detokenizer is not None:
             self._add(self._detokenizer.push(token))
+        elif self._logprobs is not None:
+            self._unread += self._logprobs.release()
 
     def _add(self, text: str) -> None:
+        self._decoded += len(text)
         if self._stops is not None:
-            text = self._stops.push(text)
+            text = self._stops.push(text, armed=len(self.tokens) > self.params.min_tokens)
         if text:
-            self._texts.append(text)
-            self._unread += len(text) if text.isascii() else len(text.encode())
+            self._send(text)
+
+    def _send(self, text: str) -> None:
+        self._texts.append(text)
+        self._certain += len(text)
+        self._unread += len(text) if text.isascii() else len(text.encode())
+        if self._logprobs is not None:
+            self._unread += self._logprobs.release(self._certain)
 
     def due(self, interval: int) -> bool:
         """Whether a delta should go out now: the first token at once, then every `interval` tokens."""
-        if self._in_flight >= WINDOW or not (self._texts or self._ids):
+        logprobs = self._logprobs is not None and self._logprobs.ready
+        if self._in_flight >= WINDOW or not (self._texts or self._ids or logprobs):
             return False
         return not self._sent_first or self._count >= interval
 
-    def take(self) -> tuple[str, bytes, int]:
-        """What was gathered since the last delta: text, ids and the number of tokens they stand for."""
-        taken = "".join(self._texts), pack_ids(self._ids) if self._ids else b"", self._count
+    def take(self) -> Piece:
+        """What was gathered since the last delta."""
+        ids = pack_ids(self._ids) if self._ids else b""
+        logprobs = self._logprobs.take() if self._logprobs is not None else []
+        taken = "".join(self._texts), ids, self._count, logprobs
         self._texts.clear()
         self._ids = array("I")
         self._unread = 0
@@ -163,12 +202,15 @@ class Stream:
         if self._stops is not None:
             rest = self._stops.flush()
             if rest:
-                self._texts.append(rest)
+                self._send(rest)
+        if self._logprobs is not None and not self.stopped:
+            self._logprobs.release()
 
     @property
     def has_rest(self) -> bool:
-        """Whether text, ids or a count of tokens is still to be sent, whatever the client's credit."""
-        return bool(self._texts or self._ids or self._count)
+        """Whether anything is still to be sent, whatever the client's credit."""
+        logprobs = self._logprobs is not None and self._logprobs.ready
+        return bool(self._texts or self._ids or self._count or logprobs)
 
     def end(
         self,

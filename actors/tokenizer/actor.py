@@ -35,9 +35,7 @@ class TokenizerActor(Actor):
         try:
             files = read_model_files(path)
             self._tokenizer = load_tokenizer(path, trust_remote_code=self.config.trust_remote_code)
-            self._template = (
-                ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
-            )
+            self._template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
         except (OSError, ValueError) as error:
             raise StartError(f"the tokenizer of {path} can't be loaded: {error}") from error
         endpoint = self.me.endpoint()

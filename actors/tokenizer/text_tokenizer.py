@@ -140,9 +140,7 @@ def _load_with_transformers(folder: Path, trust_remote_code: bool) -> TextTokeni
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=trust_remote_code
-        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # a model's own code may raise anything
         reason = " ".join(str(error).split())
         hint = "" if trust_remote_code else "; if it needs code of its own, allow it with --trust-remote-code"

@@ -68,9 +68,7 @@ def stress(report: Report, server: RunningServer, plan: Plan) -> None:
     summary = uvloop.run(_stress(server, plan))
     for name, value in msgspec.to_builtins(summary).items():
         report.measured(name, value)
-    report.expect(
-        summary.completed == plan.requests, f"{plan.requests} of {plan.requests} complete", summary.failures
-    )
+    report.expect(summary.completed == plan.requests, f"{plan.requests} of {plan.requests} complete", summary.failures)
     report.expect(summary.failed == 0, "none failed", summary.failures)
 
 
@@ -168,9 +166,7 @@ async def _vanish_unstreamed(server: RunningServer, count: int) -> float:
     loop = asyncio.get_running_loop()
     exchanges = []
     for _ in range(count):
-        _, exchange = await loop.create_connection(
-            lambda: Exchange(request, lambda _: None), "127.0.0.1", server.port
-        )
+        _, exchange = await loop.create_connection(lambda: Exchange(request, lambda _: None), "127.0.0.1", server.port)
         exchanges.append(exchange)
     await reached(lambda: _runs_only(server, count), 60, f"the engine runs {count}")
     for exchange in exchanges:

@@ -25,9 +25,7 @@ class Bystander:
 
     def _run(self) -> str:
         with Client(endpoint=self._server.endpoint) as client:
-            stream = client.generate(
-                ids=range(1000, 1032), max_tokens=self._max_tokens, temperature=0, ignore_eos=True
-            )
+            stream = client.generate(ids=range(1000, 1032), max_tokens=self._max_tokens, temperature=0, ignore_eos=True)
             return stream.text()
 
     def __enter__(self) -> "Bystander":
@@ -84,6 +82,4 @@ def lone_surrogate(report: Report, server: RunningServer) -> None:
                 refused = True
             report.expect(refused, "the ZeroMQ client refuses to send one")
     report.expect(bystander.undisturbed, "a stream beside it came out as it does alone")
-    report.expect(
-        post(f"{server.url}/v1/completions", {"prompt": "a", "max_tokens": 1}).status == 200, "it serves on"
-    )
+    report.expect(post(f"{server.url}/v1/completions", {"prompt": "a", "max_tokens": 1}).status == 200, "it serves on")

@@ -71,9 +71,7 @@ class Connection:
         self._thread.start()
         if not self._welcomed.wait(connect_timeout):
             self.close()
-            raise ServerNotFound(
-                "server_not_found", f"no server answered at {endpoint} within {connect_timeout:g} s"
-            )
+            raise ServerNotFound("server_not_found", f"no server answered at {endpoint} within {connect_timeout:g} s")
         if self.lost is not None:
             self.close()
             raise self.lost

@@ -1,23 +1,29 @@
 """What `Client` and `AsyncClient` share: building requests, the deltas a program sees, and errors from ends."""
 
 from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
 import msgspec
 
+from protocol.codec import CodecError
 from protocol.errors import CANCELLED, CallboardError, RequestFailed, RequestRejected
 from protocol.ids import pack_ids, unpack_ids
-from protocol.messages import Deltas, End, Generate, SamplingParams
+from protocol.messages import Deltas, End, Generate, SamplingParams, TokenLogprobs
 
 Messages = list[dict[str, Any]]
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """A piece of a stream: `text` and, when asked for, `ids`; `count` tokens in all."""
+    """A piece of a stream: `text` and, when asked for, `ids` and `logprobs`; `count` tokens in all.
+
+    `logprobs` are of the tokens whose text begins in this piece.
+    """
 
     text: str
     ids: list[int]
     count: int
+    logprobs: list[TokenLogprobs] = []
 
 
 def build_generate(
@@ -30,15 +36,12 @@ def build_generate(
 ) -> Generate:
     """Make the message of a `generate` call.
 
-    Raises TypeError for an unknown option or when not exactly one of prompt, messages and ids is given.
+    Raises TypeError for an unknown option or when not exactly one of prompt, messages and ids is given, and
+    CodecError for a sampling option of a wrong type.
     """
     if sum(given is not None for given in (prompt, messages, ids)) != 1:
         raise TypeError("give exactly one of prompt=, messages= and ids=")
-    sampling = {name: options.pop(name) for name in SamplingParams.__struct_fields__ if name in options}
-    if isinstance(sampling.get("stop"), str):
-        sampling["stop"] = [sampling["stop"]]
-    if sampling.get("stop") is None:
-        sampling.pop("stop", None)
+    sampling = _sampling({name: options.pop(name) for name in SamplingParams.__struct_fields__ if name in options})
     allowed = {
         "label",
         "model",
@@ -53,7 +56,7 @@ def build_generate(
         raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
     return Generate(
         ref,
-        SamplingParams(**sampling),
+        sampling,
         prompt=prompt,
         messages=messages,
         ids=None if ids is None else pack_ids(ids),
@@ -61,10 +64,27 @@ def build_generate(
     )
 
 
+def _sampling(given: dict[str, Any]) -> SamplingParams:
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    try:
+        # The server can't tell whose request a message was that it could not decode, so types are checked here.
+        checked: SamplingParams = msgspec.convert(msgspec.structs.astuple(params), SamplingParams)
+    except msgspec.ValidationError as error:
+        wrong = str(error)
+        for i, name in enumerate(SamplingParams.__struct_fields__):
+            wrong = wrong.replace(f"$[{i}]", name)
+        raise CodecError(f"a sampling option can't be sent: {wrong}") from None
+    return checked
+
+
 def split_deltas(message: Deltas) -> Iterable[tuple[int, Delta | End]]:
     """Yield what a `Deltas` message brings for each stream, the pieces before the ends."""
-    for ref, text, ids, count in zip(message.refs, message.texts, message.ids, message.counts, strict=True):
-        yield ref, Delta(text, unpack_ids(ids) if ids else [], count)
+    logprobs = message.logprobs or repeat(None, len(message.refs))
+    columns = zip(message.refs, message.texts, message.ids, message.counts, logprobs, strict=True)
+    for ref, text, ids, count, tokens in columns:
+        yield ref, Delta(text, unpack_ids(ids) if ids else [], count, tokens or [])
     for end in message.ends:
         yield end.ref, end
 

@@ -102,8 +102,9 @@ class Client:
     ) -> Stream:
         """Start a stream from a text, chat messages or token ids.
 
-        Options: temperature, top_p, seed, max_tokens, ignore_eos, stop (a string or several), timeout in seconds,
-        return_ids, return_text, add_special_tokens, label, model, template_kwargs.
+        Options: all of `protocol.messages.SamplingParams` by name (temperature, top_p, top_k, seed, max_tokens,
+        logit_bias, logprobs, …; `stop` is a string or several), timeout in seconds, return_ids, return_text,
+        add_special_tokens, label, model, template_kwargs.
         Raises TypeError for other options, CodecError for values that can't be sent, ServerLost.
         """
         ref = next(self._refs)

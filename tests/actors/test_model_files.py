@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from actors.model_files import UNSTATED_CONTEXT, read_model_files
+from protocol.messages import SamplingParams
 
 CONFIG = {"model_type": "llama", "vocab_size": 1000, "max_position_embeddings": 4096, "eos_token_id": 2}
 
@@ -63,9 +65,7 @@ def test_context_stretched_by_yarn(tmp_path: Path, rope: dict[str, Any] | None, 
     assert read_model_files(folder(tmp_path, config=config)).context == context
 
 
-@pytest.mark.parametrize(
-    ("stated", "context"), [(2048, 2048), (1e30, UNSTATED_CONTEXT), (int(1e30), UNSTATED_CONTEXT)]
-)
+@pytest.mark.parametrize(("stated", "context"), [(2048, 2048), (1e30, UNSTATED_CONTEXT), (int(1e30), UNSTATED_CONTEXT)])
 def test_context_of_the_tokenizer_is_the_last_resort(tmp_path: Path, stated: float, context: int) -> None:
     path = folder(tmp_path, config={"model_type": "mamba"}, tokenizer_config={"model_max_length": stated})
     assert read_model_files(path).context == context
@@ -118,6 +118,33 @@ def test_sampling_options_of_the_author(tmp_path: Path) -> None:
     assert (files.min_p, files.repetition_penalty) == (None, 1.05)
 
 
+def test_options_left_open_come_from_the_author_then_are_off(tmp_path: Path) -> None:
+    generation = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
+    files = read_model_files(folder(tmp_path, generation_config=generation))
+    off = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "xtc_probability": 0.0, "xtc_threshold": 0.1}
+    assert files.resolve(SamplingParams(seed=3)) == SamplingParams(**generation, **off, seed=3)
+    asked = SamplingParams(
+        temperature=0.0,
+        top_p=1.0,
+        top_k=-1,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        xtc_probability=0.25,
+        xtc_threshold=0.2,
+        max_tokens=7,
+        logprobs=2,
+    )
+    assert files.resolve(asked) == msgspec.structs.replace(asked, top_k=0)
+
+
+def test_without_recommendations_all_is_off(tmp_path: Path) -> None:
+    resolved = read_model_files(folder(tmp_path)).resolve(SamplingParams())
+    assert (resolved.temperature, resolved.top_p, resolved.top_k, resolved.min_p) == (1.0, 1.0, 0, 0.0)
+    assert (resolved.repetition_penalty, resolved.logprobs, resolved.max_tokens) == (1.0, None, None)
+
+
 def test_do_sample_false_means_greedy(tmp_path: Path) -> None:
     generation = {"do_sample": False, "temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.1}
     files = read_model_files(folder(tmp_path, generation_config=generation))
@@ -157,6 +184,7 @@ def test_infinity_in_a_config(tmp_path: Path) -> None:
         ({"config": {"vocab_size": 3}}, 'names no "model_type"'),
         ({"generation_config": {"temperature": "hot"}}, "generation_config.json: Expected `float | null`"),
         ({"generation_config": {"temperature": -1}}, "generation_config.json: temperature must be at least 0"),
+        ({"generation_config": {"top_k": -5}}, "generation_config.json: top_k must be at least -1"),
         ({"generation_config": {"eos_token_id": "</s>"}}, "must be a token id or a list"),
         ({"generation_config": {"eos_token_id": [True]}}, "must be a token id or a list"),
         ({"tokenizer_config": {"chat_template": 3}}, '"chat_template" of .* must be a text'),

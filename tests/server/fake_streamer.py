@@ -21,6 +21,7 @@ from protocol.messages import (
     Ping,
     Pong,
     Timing,
+    TokenLogprobs,
     Usage,
     Welcome,
 )
@@ -49,6 +50,11 @@ class FakeStream:
         for text in texts:
             self.credit -= 1
             self.streamer.send(self.identity, Deltas([self.ref], [text], [b""], [1]))
+
+    def tokens(self, text: str, *tokens: TokenLogprobs) -> None:
+        """Send one delta with log-probabilities."""
+        self.credit -= 1
+        self.streamer.send(self.identity, Deltas([self.ref], [text], [b""], [len(tokens)], logprobs=[[*tokens]]))
 
     def finish(self, reason: str = "stop", prompt: int = 5, completion: int = 3, cached: int = 2) -> None:
         """The stream finished."""

@@ -127,9 +127,7 @@ class HttpWorker:
 def post(raw: socket.socket, path: str, body: Any) -> None:
     """Send one POST over a raw connection."""
     data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
     raw.sendall(head.encode() + b"\r\n" + data)
 
 

@@ -11,9 +11,7 @@ from server.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
 JSON = {"content-type": "application/json"}
 
 
-def refused(
-    worker: HttpWorker, body: bytes | dict[str, Any], status: int = 400, path: str = "chat/completions"
-) -> Any:
+def refused(worker: HttpWorker, body: bytes | dict[str, Any], status: int = 400, path: str = "chat/completions") -> Any:
     """Post a body that must be refused before it reaches the streamer; the error object."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     response = worker.client.post(f"/v1/{path}", content=content, headers=JSON)
@@ -63,6 +61,31 @@ def test_no_object(worker: HttpWorker, body: bytes) -> None:
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": ""}, "stop"),
         ({"stop": "x" * 1025}, "stop"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": "x"}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"xtc_probability": 2}, "xtc_probability"),
+        ({"xtc_threshold": 0.6}, "xtc_threshold"),
+        ({"priority": "high"}, "priority"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
         ({"stream": 1}, "stream"),
         ({"stream": "true"}, "stream"),
         ({"ignore_eos": "yes"}, "ignore_eos"),
@@ -144,9 +167,7 @@ def test_invalid_utf8(worker: HttpWorker) -> None:
         b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"unknown": ' + b'{"a":' * 5_000 + b"1" + b"}" * 5_000 + b"}",
         json.dumps(chat() | {"chat_template_kwargs": json.loads('{"a":' * 200 + "1" + "}" * 200)}).encode(),
-        json.dumps(
-            {"messages": [{"role": "user", "content": "a", "x": json.loads("[" * 200 + "]" * 200)}]}
-        ).encode(),
+        json.dumps({"messages": [{"role": "user", "content": "a", "x": json.loads("[" * 200 + "]" * 200)}]}).encode(),
     ],
 )
 def test_deep_json(worker: HttpWorker, body: bytes) -> None:
@@ -194,24 +215,25 @@ def test_unsupported_options(worker: HttpWorker, path: str, table: dict[str, tup
     [
         {"n": 2},
         {"n": True},
-        {"logprobs": True},
-        {"top_logprobs": 1},
-        {"logit_bias": {"5": 1}},
         {"response_format": {"type": "json_object"}},
         {"tools": [{"type": "function"}]},
         {"tool_choice": "auto"},
         {"functions": [{}]},
-        {"presence_penalty": 0.1},
-        {"frequency_penalty": -1},
-        {"top_k": 50},
-        {"min_p": 0.1},
-        {"repetition_penalty": 1.1},
+        {"best_of": 2},
+        {"repetition_context_size": 20},
+        {"allowed_token_ids": [5]},
+        {"prompt_logprobs": 1},
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "x"}},
     ],
 )
 def test_unsupported_values(worker: HttpWorker, fields: dict[str, Any]) -> None:
     assert refused(worker, chat() | fields)["param"] == next(iter(fields))
+
+
+def test_a_key_of_a_wrong_type_is_said_to_be_one(worker: HttpWorker) -> None:
+    error = refused(worker, chat(logit_bias={"five": 1}))
+    assert error["message"] == "logit_bias: expected integer, got string in a key"
 
 
 def test_unknown_fields_are_ignored_and_logged_once(worker: HttpWorker) -> None:

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: what reaches the streamer, and the shape of the answers."""
 
+import math
 from typing import Any
 
 import openai
@@ -7,7 +8,8 @@ import pytest
 from fake_streamer import FakeStream
 from http_worker import HttpWorker, chat, events
 
-from protocol.messages import Generate, SamplingParams
+from protocol.ids import pack_floats, pack_ids
+from protocol.messages import Generate, SamplingParams, TokenLogprobs
 
 
 def asked(worker: HttpWorker, body: dict[str, Any]) -> Generate:
@@ -107,7 +109,9 @@ def test_defaults_are_left_to_the_streamer(worker: HttpWorker) -> None:
 
 def test_null_is_the_default(worker: HttpWorker) -> None:
     names = "model max_tokens max_completion_tokens temperature top_p seed stop ignore_eos stream stream_options"
-    names += " user metadata store chat_template_kwargs"
+    names += " user metadata store chat_template_kwargs top_k min_p repetition_penalty presence_penalty"
+    names += " frequency_penalty logit_bias min_tokens stop_token_ids xtc_probability xtc_threshold priority"
+    names += " logprobs top_logprobs"
     request = asked(worker, chat() | dict.fromkeys(names.split()))
     assert request.params == SamplingParams()
 
@@ -130,6 +134,140 @@ def test_options_reach_the_streamer(worker: HttpWorker) -> None:
     )
     assert request.params == SamplingParams(1.0, 0.5, -7, 9, True, ["END"])
     assert request.template_kwargs == {"enable_thinking": False}
+
+
+EVERY: dict[str, Any] = {
+    "top_k": 40,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "presence_penalty": -0.5,
+    "frequency_penalty": 1,
+    "min_tokens": 2,
+    "stop_token_ids": [7, 8],
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+    "priority": -1,
+}
+
+
+def test_every_sampling_option_reaches_the_streamer(worker: HttpWorker) -> None:
+    body = chat(**EVERY, logit_bias={"5": -100, "49151": 1.5}, logprobs=True, top_logprobs=3)
+    params = SamplingParams(**EVERY, logit_bias={5: -100.0, 49151: 1.5}, logprobs=3)
+    assert asked(worker, body).params == params
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"top_logprobs": None}, None),
+    ],
+)
+def test_how_many_logprobs(worker: HttpWorker, fields: dict[str, Any], logprobs: int | None) -> None:
+    assert asked(worker, chat(**fields)).params.logprobs == logprobs
+
+
+def test_the_openai_package_sends_every_option(worker: HttpWorker) -> None:
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    extra = {k: v for k, v in EVERY.items() if k not in ("presence_penalty", "frequency_penalty")}
+    with openai.OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0) as client:
+        client.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            presence_penalty=EVERY["presence_penalty"],
+            frequency_penalty=EVERY["frequency_penalty"],
+            logit_bias={"5": -100},
+            extra_body=extra,
+        )
+    assert worker.streamer.stream().request.params == SamplingParams(**EVERY, logit_bias={5: -100.0})
+
+
+def say_with_logprobs(stream: FakeStream) -> None:
+    """ "Hé" in three tokens, the second and third of which are halves of a character; and a token without text."""
+    stream.accept()
+    top = pack_ids([1, 9]), pack_floats([-0.5, -math.inf])
+    stream.tokens("H", TokenLogprobs(1, -0.5, *top, b"H", [b"H", b"\xc3"], 0))
+    halves = [
+        TokenLogprobs(2, -1.5, *top, b"\xc3", [b"H", b"\xc3"], 1),
+        TokenLogprobs(3, -0.25, token=b"\xa9", offset=1),
+    ]
+    stream.tokens("é", *halves)
+    stream.tokens("", TokenLogprobs(4, -math.inf, token=b"<|x|>", offset=2))
+    stream.finish()
+
+
+CONTENT = [
+    {
+        "token": "H",
+        "logprob": -0.5,
+        "bytes": [72],
+        "top_logprobs": [
+            {"token": "H", "logprob": -0.5, "bytes": [72]},
+            {"token": "\\xc3", "logprob": -9999.0, "bytes": [0xC3]},
+        ],
+    },
+    {
+        "token": "\\xc3",
+        "logprob": -1.5,
+        "bytes": [0xC3],
+        "top_logprobs": [
+            {"token": "H", "logprob": -0.5, "bytes": [72]},
+            {"token": "\\xc3", "logprob": -9999.0, "bytes": [0xC3]},
+        ],
+    },
+    {"token": "\\xa9", "logprob": -0.25, "bytes": [0xA9], "top_logprobs": []},
+    {"token": "<|x|>", "logprob": -9999.0, "bytes": list(b"<|x|>"), "top_logprobs": []},
+]
+
+
+def test_logprobs_of_a_whole_answer(worker: HttpWorker) -> None:
+    worker.streamer.on_generate = say_with_logprobs
+    body = worker.client.post("/v1/chat/completions", json=chat(logprobs=True, top_logprobs=2)).json()
+    (choice,) = body["choices"]
+    assert choice["message"]["content"] == "Hé"
+    assert choice["logprobs"] == {"content": CONTENT, "refusal": None}
+
+
+def test_logprobs_of_a_streamed_answer(worker: HttpWorker) -> None:
+    worker.streamer.on_generate = say_with_logprobs
+    body = chat(logprobs=True, top_logprobs=2, stream=True)
+    *chunks, done = events(worker.client.post("/v1/chat/completions", json=body).text)
+    assert done == "[DONE]"
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["delta"].get("content") for choice in choices] == ["", "H", "é", "", None]
+    assert [choice["logprobs"] and choice["logprobs"]["content"] for choice in choices] == [
+        None,
+        CONTENT[:1],
+        CONTENT[1:3],
+        CONTENT[3:],
+        None,
+    ]
+
+
+def test_logprobs_of_an_empty_answer(worker: HttpWorker) -> None:
+    worker.streamer.on_generate = lambda stream: stream.finish("stop", completion=0)
+    body = worker.client.post("/v1/chat/completions", json=chat(logprobs=True)).json()
+    assert body["choices"][0]["logprobs"] == {"content": [], "refusal": None}
+
+
+def test_logprobs_with_the_openai_package(worker: HttpWorker) -> None:
+    worker.streamer.on_generate = say_with_logprobs
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    with openai.OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.create(model="tiny", messages=messages, logprobs=True, top_logprobs=2)
+        logprobs = whole.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.content is not None
+        assert b"".join(bytes(token.bytes or []) for token in logprobs.content[:3]).decode() == "Hé"
+        assert logprobs.content[0].top_logprobs[0].token == "H"
+        with client.chat.completions.create(
+            model="tiny", messages=messages, logprobs=True, top_logprobs=2, stream=True
+        ) as stream:
+            chunks = [chunk.choices[0] for chunk in stream]
+        found = [token for c in chunks if c.logprobs for token in c.logprobs.content or []]
+        assert [token.logprob for token in found] == [-0.5, -1.5, -0.25, -9999.0]
 
 
 def test_max_completion_tokens_wins(worker: HttpWorker) -> None:

@@ -1,5 +1,6 @@
 """`POST /v1/completions`: every kind of prompt, and the shape of the answers."""
 
+import math
 from typing import Any
 
 import openai
@@ -7,7 +8,8 @@ import pytest
 from fake_streamer import FakeStream
 from http_worker import HttpWorker, events
 
-from protocol.ids import unpack_ids
+from protocol.ids import pack_floats, pack_ids, unpack_ids
+from protocol.messages import TokenLogprobs
 
 
 def ask(worker: HttpWorker, prompt: Any, **fields: Any) -> Any:
@@ -98,6 +100,75 @@ def test_openai_package(worker: HttpWorker) -> None:
             chunks = list(stream)
         assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello, world"
         assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def say_with_logprobs(stream: FakeStream) -> None:
+    """ "aé" in three tokens, the last two of which are halves of a character."""
+    stream.accept()
+    top = pack_ids([8, 9]), pack_floats([-0.25, -math.inf])
+    stream.tokens("a", TokenLogprobs(1, -0.5, *top, b"a", [b"b", b"\xc3"], 0))
+    halves = [
+        TokenLogprobs(2, -1.5, *top, b"\xc3", [b"b", b"\xc3"], 1),
+        TokenLogprobs(3, -1, token=b"\xa9", offset=1),
+    ]
+    stream.tokens("é", *halves)
+    stream.finish()
+
+
+LOGPROBS = {
+    "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"],
+    "token_logprobs": [-0.5, -1.5, -1],
+    "top_logprobs": [
+        {"b": -0.25, "bytes:\\xc3": -9999.0, "a": -0.5},
+        {"b": -0.25, "bytes:\\xc3": -9999.0},
+        {"bytes:\\xa9": -1},
+    ],
+    "text_offset": [0, 1, 1],
+}
+
+
+def test_logprobs_of_a_whole_completion(worker: HttpWorker) -> None:
+    worker.streamer.on_generate = say_with_logprobs
+    (choice,) = ask(worker, "x", logprobs=2).json()["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("aé", LOGPROBS)
+    assert worker.streamer.stream().request.params.logprobs == 2
+
+
+def test_logprobs_of_a_streamed_completion(worker: HttpWorker) -> None:
+    worker.streamer.on_generate = say_with_logprobs
+    *chunks, _ = events(ask(worker, "x", logprobs=2, stream=True).text)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["text"] for choice in choices] == ["a", "é", ""]
+    assert choices[-1]["logprobs"] is None
+    columns = [choice["logprobs"] for choice in choices[:-1]]
+    assert {name: [v for column in columns for v in column[name]] for name in LOGPROBS} == LOGPROBS
+
+
+def test_logprobs_of_several_prompts(worker: HttpWorker) -> None:
+    worker.streamer.on_generate = say_with_logprobs
+    choices = ask(worker, ["x", "y"], logprobs=0).json()["choices"]
+    assert [choice["logprobs"]["tokens"] for choice in choices] == [LOGPROBS["tokens"]] * 2
+
+
+def test_logprobs_with_the_openai_package(worker: HttpWorker) -> None:
+    worker.streamer.on_generate = say_with_logprobs
+    with openai.OpenAI(base_url=f"{worker.url}/v1", api_key="none", max_retries=0) as client:
+        logprobs = client.completions.create(model="tiny", prompt="x", logprobs=2).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.model_dump() == LOGPROBS
+
+
+@pytest.mark.parametrize("value", [True, -1, 21, 1.5, "5"])
+def test_bad_logprobs(worker: HttpWorker, value: Any) -> None:
+    response = worker.client.post("/v1/completions", json={"prompt": "a", "logprobs": value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "logprobs"
+
+
+def test_min_tokens_beyond_the_default_of_max_tokens(worker: HttpWorker) -> None:
+    response = worker.client.post("/v1/completions", json={"prompt": "a", "min_tokens": 17})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "min_tokens"
 
 
 @pytest.mark.parametrize(

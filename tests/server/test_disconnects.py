@@ -94,9 +94,7 @@ def test_half_of_many(worker: HttpWorker) -> None:
         raw.close()
     worker.streamer.wait_for(lambda: sum(one.cancelled for one in worker.streamer.streams) == count // 2)
     assert time.monotonic() - began < 1.0
-    numbers = [
-        int((one.request.messages or [{}])[0]["content"]) for one in worker.streamer.streams if one.cancelled
-    ]
+    numbers = [int((one.request.messages or [{}])[0]["content"]) for one in worker.streamer.streams if one.cancelled]
     assert sorted(numbers) == list(range(0, count, 2))
     for one in worker.streamer.streams:
         if not one.cancelled:

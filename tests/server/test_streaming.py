@@ -205,3 +205,7 @@ def test_text_is_framed_as_the_struct_would_be(text: str) -> None:
         choice = chunk["choices"][0]
         assert choice["index"] == 3
         assert (choice["delta"]["content"] if "delta" in choice else choice["text"]) == text
+        (with_logprobs,) = events(answer.text(3, text, []).decode())
+        assert with_logprobs["choices"][0].pop("logprobs") is not None
+        assert choice.pop("logprobs") is None
+        assert with_logprobs == chunk

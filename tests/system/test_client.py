@@ -138,9 +138,7 @@ def test_no_server_by_that_name(server: RunningServer, monkeypatch: pytest.Monke
 
 
 def test_a_large_prompt_is_served(server: RunningServer, client: Client):
-    stream = client.generate(
-        ids=[1000 + i % 3000 for i in range(3000)], max_tokens=3, temperature=0, ignore_eos=True
-    )
+    stream = client.generate(ids=[1000 + i % 3000 for i in range(3000)], max_tokens=3, temperature=0, ignore_eos=True)
     stream.text()
     assert stream.end is not None
     assert stream.end.usage.prompt_tokens == 3000

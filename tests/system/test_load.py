@@ -116,9 +116,7 @@ def test_a_percentile_of_nothing_is_not_a_number():
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 5))
 def test_prompts_are_exact_shared_and_distinct(length: int, shared: int, seed: int):
     shared = min(shared, length)
-    plan = Plan(
-        via="zmq", streams=1, requests=1, prompt_tokens=length, max_tokens=1, shared_prefix=shared, seed=seed
-    )
+    plan = Plan(via="zmq", streams=1, requests=1, prompt_tokens=length, max_tokens=1, shared_prefix=shared, seed=seed)
     first, second = prompt_ids(plan, 0), prompt_ids(plan, 1)
     assert len(first) == len(second) == length
     assert first[:shared] == second[:shared]

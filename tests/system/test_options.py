@@ -1,4 +1,4 @@
-"""A server whose options bound what it does: stream interval, time-out, rows."""
+"""Options of a server that bound what it does (stream interval, time-out, rows), and those of single requests."""
 
 import asyncio
 import math
@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from bench.ask import events, post
 from bench.harness import RunningServer
 from protocol import AsyncClient, Client
 from protocol.errors import RequestRejected
+from protocol.messages import SamplingParams
 
 INTERVAL = 8
 ROWS = 4
@@ -76,9 +78,7 @@ def test_a_full_queue_is_503_with_retry_after_over_http(bounded: RunningServer):
             ]
             async for _ in streams[0]:
                 break
-            answer = await asyncio.to_thread(
-                post, f"{bounded.url}/v1/completions", {"prompt": "a", "max_tokens": 1}
-            )
+            answer = await asyncio.to_thread(post, f"{bounded.url}/v1/completions", {"prompt": "a", "max_tokens": 1})
             assert answer.status == 503
             assert answer.error["code"] == "queue_full"
             assert int(answer.headers["retry-after"]) >= 1
@@ -97,3 +97,107 @@ def test_the_servers_time_out_ends_requests_over_http(bounded: RunningServer):
     *_, last = events(f"{bounded.url}/v1/completions", body)
     assert last["error"]["code"] == "timeout"
     bounded.wait_idle(2)
+
+
+EVERY: dict[str, Any] = {
+    "temperature": 0.8,
+    "top_p": 0.9,
+    "seed": 5,
+    "max_tokens": 6,
+    "ignore_eos": True,
+    "stop": ["never to be met"],
+    "top_k": 40,
+    "min_p": 0.01,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "min_tokens": 2,
+    "stop_token_ids": [9],
+    "xtc_probability": 0.1,
+    "xtc_threshold": 0.2,
+    "priority": 1,
+}
+PROMPT = [700, 800, 900]
+COMPLETIONS = "/v1/completions"
+
+
+def complete(server: RunningServer, **options: Any) -> dict[str, Any]:
+    """The one choice of a completion of `PROMPT`."""
+    answer = post(server.url + COMPLETIONS, {"prompt": PROMPT, **options})
+    assert answer.status == 200, answer.body
+    choice: dict[str, Any] = answer.body["choices"][0]
+    return choice
+
+
+def test_every_option_gives_the_same_over_http_and_zmq(server: RunningServer, client: Client):
+    assert EVERY.keys() | {"logit_bias", "logprobs"} == set(SamplingParams.__struct_fields__)
+    choice = complete(server, **EVERY, logit_bias={"9": -100, "1000": 5})
+    stream = client.generate(ids=PROMPT, **EVERY, logit_bias={9: -100.0, 1000: 5.0})
+    assert stream.text() == choice["text"] != ""
+    assert stream.end is not None
+    assert (stream.end.reason, stream.end.usage.completion_tokens) == (choice["finish_reason"], 6)
+
+
+def test_a_bias_decides_and_a_stop_token_id_ends(server: RunningServer, client: Client):
+    first = client.tokenize(" Paris")[0]
+    greedy: dict[str, Any] = {
+        "max_tokens": 5,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logit_bias": {str(first): 100},
+    }
+    assert complete(server, **greedy)["text"] == " Paris" * 5
+    ended = complete(server, **greedy, stop_token_ids=[first])
+    assert (ended["text"], ended["finish_reason"]) == ("", "stop")
+    held = client.generate(
+        ids=PROMPT, max_tokens=5, temperature=0, logit_bias={first: 100.0}, stop_token_ids=[first], min_tokens=2
+    )
+    held.text()
+    assert held.end is not None
+    assert (held.end.reason, held.end.usage.completion_tokens) == ("stop", 2)
+
+
+def test_no_stop_string_matches_before_min_tokens(server: RunningServer, client: Client):
+    first = client.tokenize(" Paris")[0]
+    options: dict[str, Any] = {"temperature": 0, "logit_bias": {str(first): 100}, "stop": "Paris", "max_tokens": 5}
+    assert complete(server, **options)["text"] == " "
+    assert complete(server, **options, min_tokens=3)["text"] == " Paris" * 3 + " "
+
+
+def test_logprobs_of_a_greedy_row_name_its_tokens_first(server: RunningServer, client: Client):
+    options: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    choice = complete(server, **options, logprobs=3)
+    columns = choice["logprobs"]
+    assert [len(column) for column in columns.values()] == [6] * 4
+    assert all(logprob <= 0 for logprob in columns["token_logprobs"])
+    assert columns["text_offset"][0] == 0
+    deltas = list(client.generate(ids=PROMPT, return_ids=True, logprobs=3, **options))
+    tokens = [token for delta in deltas for token in delta.logprobs]
+    assert [token.token_id for token in tokens] == [token for delta in deltas for token in delta.ids]
+    assert [token.logprob for token in tokens] == pytest.approx(columns["token_logprobs"])
+    for token in tokens:
+        ids, logprobs, _ = zip(*token.top, strict=True)
+        assert ids[0] == token.token_id
+        assert logprobs[0] == pytest.approx(token.logprob)
+        assert list(logprobs) == sorted(logprobs, reverse=True)
+        assert len(ids) == 3
+
+
+def test_logprobs_of_a_chat(server: RunningServer):
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    answer = post(f"{server.url}/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 2})
+    assert answer.status == 200, answer.body
+    content = answer.body["choices"][0]["logprobs"]["content"]
+    assert len(content) == 4
+    assert all(len(token["top_logprobs"]) == 2 for token in content)
+    chunks = events(f"{server.url}/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 2})
+    choices = [chunk["choices"][0] for chunk in chunks]
+    streamed = [token for choice in choices for token in (choice["logprobs"] or {}).get("content", [])]
+    assert [token["token"] for token in streamed] == [token["token"] for token in content]
+
+
+def test_rows_that_ask_for_logprobs_run_beside_rows_that_do_not(server: RunningServer, client: Client):
+    options: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    streams = [client.generate(ids=[700 + i], logprobs=i % 2 or None, **options) for i in range(6)]
+    counts = [sum(len(delta.logprobs) for delta in stream) for stream in streams]
+    assert counts == [0, 8, 0, 8, 0, 8]

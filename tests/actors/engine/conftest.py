@@ -11,12 +11,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from actors.engine.engine import Engine
+from actors.engine.engine import Engine, Outcome, row_options
 from actors.engine.model import Model, load
-from actors.engine.sampler import gumbel, noise_keys, stream_of
+from actors.engine.sampler import Sampler
 from actors.engine.scheduler import Limits
 from protocol.ids import pack_ids, unpack_ids
-from protocol.messages import Submit
+from protocol.messages import SamplingParams, Submit
 
 MARGIN = 1e-4  # of the magnitude: closer than this, two scores are a tie
 
@@ -43,8 +43,10 @@ class Run:
         self.admitted: list[int] = []
 
     def turn(self) -> None:
-        outcome = self.engine.turn()
+        self.engine.turn(self.take)
         self.engine.tidy()
+
+    def take(self, outcome: Outcome) -> None:
         self.admitted += outcome.admitted
         for rid, token in zip(outcome.rids, outcome.tokens, strict=True):
             assert rid not in self.reasons
@@ -74,19 +76,24 @@ class Plain:
         caches = model.new_caches()
         ids = unpack_ids(submit.ids)
         index = len(ids) - submit.prompt_tokens
-        stream = np.array([stream_of(submit.seed, submit.choice)], np.uint64)
         if ids[:-1]:
             model.forward(mx.array([ids[:-1]], mx.uint32), caches)
         last = ids[-1]
+        params = submit.params or SamplingParams()
         for i in range(submit.budget):
-            logits = model.forward(mx.array([[last]], mx.uint32), caches)[0, -1].astype(mx.float32)
-            if submit.temperature == 0:
-                last, gap = _best(np.array(logits), np.abs(logits).max())
-            else:
-                noise = gumbel(noise_keys(stream, np.array([index + i], np.uint64)), len(logits))[0]
-                last, gap = _draw(np.array(logits), np.array(noise), submit.temperature, submit.top_p)
+            logits = model.forward(mx.array([[last]], mx.uint32), caches)[:, -1].astype(mx.float32)
+            options = row_options(submit, params, (), index + i)
+            generated = np.array([*ids[submit.prompt_tokens :], *self.tokens], np.uint32)
+            prompt = np.array(ids[: submit.prompt_tokens], np.uint32)
+
+            def draw(scores: mx.array, options=options, prompt=prompt, generated=generated) -> int:
+                sampler = Sampler(model.vocab_size)
+                sampler.append(options, prompt, generated)
+                return int(sampler.draw(scores).tokens[0])
+
+            last = draw(logits)
             self.tokens.append(last)
-            self.gaps.append(gap)
+            self.gaps.append(_gap(logits, last, submit.temperature, draw))
 
     def tie_or_equal(self, tokens: list[int]) -> bool:
         """True when `tokens` are the same; False at a first difference that is a tie; fails on any other."""
@@ -99,31 +106,22 @@ class Plain:
         return True
 
 
-def _best(scores: np.ndarray, magnitude: float) -> tuple[int, float]:
-    """The best token, and how far the second best is behind, relative to `magnitude`."""
-    second, first = np.partition(scores, -2)[-2:]
-    return int(scores.argmax()), float(first - second) / max(1.0, float(magnitude))
+def _gap(logits: mx.array, token: int, temperature: float, draw: Callable[[mx.array], int]) -> float:
+    """How far the second best is behind, relative to the magnitude.
 
-
-def _draw(logits: np.ndarray, noise: np.ndarray, temperature: float, top_p: float) -> tuple[int, float]:
-    """The token drawn, and the smallest relative distance at which another one would have been."""
-    magnitude = max(1.0, float(np.abs(logits).max()))
-    scaled = logits / np.float32(temperature)
-    if top_p == 1:
-        return _best(scaled + noise, magnitude)
-    probabilities = np.exp(scaled.astype(np.float64) - scaled.max())
-    probabilities /= probabilities.sum()
-    order = np.argsort(-probabilities, kind="stable")
-    kept = np.empty(len(scaled), bool)
-    kept[order] = np.cumsum(probabilities[order]) - probabilities[order] < top_p
-    inside = np.where(kept, scaled + noise, -np.inf)
-    outside = np.where(kept, -np.inf, scaled + noise)
-    token, gap = _best(inside, magnitude)
-    # The border of top_p might fall on the token's other side, or on the other side of a better one outside.
-    border = float(scaled[token] - scaled[~kept].max(initial=-np.inf))
-    if outside.max() > inside.max():
-        border = min(border, float(scaled[kept].min() - scaled[outside.argmax()]))
-    return token, min(gap, border / magnitude)
+    For a row that draws, 0 when scores that differ by less than the margin draw another token, else 1.
+    """
+    scores = np.array(logits[0])
+    magnitude = max(1.0, float(np.abs(scores).max()))
+    if temperature == 0:
+        second, first = np.partition(scores, -2)[-2:]
+        return float(first - second) / magnitude
+    random = np.random.default_rng(0)
+    for _ in range(4):
+        nudge = random.uniform(-MARGIN, MARGIN, scores.shape) * magnitude
+        if draw(mx.array((scores + nudge).astype(np.float32))[None]) != token:
+            return 0.0
+    return 1.0
 
 
 def assert_same(model: Model, requests: Iterable[Submit], tokens: dict[int, list[int]]) -> None:

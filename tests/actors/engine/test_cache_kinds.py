@@ -12,6 +12,7 @@ from mlx.utils import tree_map_with_path
 
 from actors.engine.model import Model
 from actors.engine.scheduler import Limits
+from actors.engine.solo_row import batches_rightly
 from actors.model_files import ModelFiles
 
 VOCABULARY = 512
@@ -98,7 +99,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny(config: dict[str, Any], max_kv_size: int | None = None) -> Model:
+def tiny(config: dict[str, Any], max_kv_size: int | None = None, kv_bits: int | None = None) -> Model:
     """A model with random weights; mlx-lm's own start values would make its states forget at once."""
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     network = architecture.Model(architecture.ModelArgs.from_dict(config))
@@ -122,8 +123,12 @@ def tiny(config: dict[str, Any], max_kv_size: int | None = None) -> Model:
         chat_template=None,
         special_tokens={},
     )
-    return Model(network, files, max_kv_size)
+    return Model(network, files, max_kv_size, kv_bits, KV_GROUP)
 
+
+CONFIGS["quantized"] = CONFIGS["plain"] | {"num_attention_heads": 2, "num_key_value_heads": 1}
+KV_BITS = {"quantized": 8}
+KV_GROUP = 32
 
 UNBOUNDED = [(kind, None) for kind in CONFIGS]
 WINDOWED = [(kind, 64) for kind in ("plain", "sliding", "gemma3", "hybrid")]  # the others have no plain caches
@@ -133,7 +138,19 @@ WINDOWED = [(kind, 64) for kind in ("plain", "sliding", "gemma3", "hybrid")]  # 
 def test_a_changing_batch_gives_the_tokens_of_plain_runs(
     kind: str, window: int | None, make_request, start_run, same_as_plain
 ) -> None:
-    model = tiny(CONFIGS[kind], window)
+    model = tiny(CONFIGS[kind], window, KV_BITS.get(kind))
+    assert batches_rightly(model)
+    changing_batch(model, make_request, start_run, same_as_plain)
+
+
+def test_rows_with_a_cache_that_cant_be_batched_run_beside_each_other(make_request, start_run, same_as_plain) -> None:
+    model = tiny(CONFIGS["plain"])
+    model.batches_rows = model.batches_prefill = False
+    changing_batch(model, make_request, start_run, same_as_plain)
+
+
+def changing_batch(model: Model, make_request, start_run, same_as_plain) -> None:
+    """Rows of many lengths that join, leave and are aborted get the tokens of their plain runs."""
     draw = random.Random(1)
     requests = [
         make_request(

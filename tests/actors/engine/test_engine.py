@@ -197,5 +197,5 @@ def test_stats_tell_the_load(model: Model, make_request, start_run) -> None:
     run.finish()
     stats = run.engine.stats
     assert (stats.running, stats.prefilling, stats.waiting) == (0, 0, 0)
-    assert not run.engine._batch._caches
-    assert not run.engine._queued
+    assert run.engine._batch.nbytes == 0
+    assert not run.engine._requests

@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.scheduler import BLOCK, Limits, Plan, Scheduler
+from actors.engine.scheduler import BLOCK, MIN_CHUNK, Limits, Plan, Scheduler
 
 EOS = 2
+
+
+def one_byte_a_token(length: int) -> int:
+    return length
 
 
 class Device:
@@ -16,7 +20,7 @@ class Device:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.scheduler = Scheduler(limits, [EOS])
+        self.scheduler = Scheduler(limits)
         self.submitted: list[int] = []
         self.admitted: list[int] = []
         self.lengths: dict[int, int] = {}
@@ -28,10 +32,13 @@ class Device:
         self.tokens: dict[int, list[int]] = {}
         self.ended: dict[int, str] = {}
         self.gone_since: dict[int, int] = {}
+        self.launched: dict[int, int] = {}  # steps since it was admitted
+        self.resumed: dict[int, int] = {}  # tokens it had when it was admitted
         self.turns = 0
 
-    def submit(self, rid: int, length: int, budget: int, ignore_eos: bool = False) -> None:
-        self.scheduler.add(rid, length, budget, ignore_eos=ignore_eos)
+    def submit(self, rid: int, length: int, budget: int, ignore_eos: bool = False, priority: int = 0) -> None:
+        stop_ids = frozenset() if ignore_eos else frozenset({EOS})
+        self.scheduler.add(rid, length, budget, stop_ids=stop_ids, priority=priority)
         self.submitted.append(rid)
         self.lengths[rid], self.budgets[rid], self.tokens[rid] = length, budget, []
 
@@ -44,13 +51,18 @@ class Device:
 
     def turn(self, prefill_tokens: int = 1 << 20, stops: frozenset[int] = frozenset()) -> Plan:
         """One turn; rows in `stops` draw the end-of-sequence id."""
-        seats_before = len(self.decoding)
         plan = self.scheduler.plan(prefill_tokens)
-        self._check(plan, prefill_tokens, seats_before)
+        self._check(plan, prefill_tokens)
         step_before = bool(self.in_flight)
         if plan.decode:
             assert plan.decode == len(self.decoding)
             self.in_flight.append(self.decoding.copy())
+            for rid in self.decoding:
+                self.launched[rid] += 1
+        held = [self.length(rid) for rid in self.computed]
+        held += [self.length(rid) + self.launched[rid] for rid in self.decoding]
+        if len(held) > 1:
+            assert sum(map(self.limits.row_bytes, held)) <= self.limits.cache_bytes
         if step_before:
             rids = self.in_flight.popleft()
             drawn = [EOS if rid in stops else 7 for rid in rids]
@@ -70,7 +82,7 @@ class Device:
                 assert rid not in self.computed
         return plan
 
-    def _check(self, plan: Plan, prefill_tokens: int, seats_before: int) -> None:
+    def _check(self, plan: Plan, prefill_tokens: int) -> None:
         for rid in plan.drop:
             assert (rid in self.computed) != (rid in self.decoding), "a drop of a row that the batch doesn't hold"
             self.computed.pop(rid, None)
@@ -78,25 +90,30 @@ class Device:
                 self.decoding.remove(rid)
         for rid in plan.admit:
             assert rid not in self.aborted
-            assert rid in plan.join or any(chunk.rid == rid for chunk in plan.chunks), "admitted for nothing"
-            self.admitted.append(rid)
+            if rid not in self.admitted:
+                self.admitted.append(rid)
             self.computed[rid] = 0
+            self.launched[rid] = 0
+            self.resumed[rid] = len(self.tokens[rid])
         for chunk in plan.chunks:
             assert 0 < chunk.tokens <= self.limits.prefill_step_size
             assert chunk.start == self.computed[chunk.rid]
             self.computed[chunk.rid] += chunk.tokens
-            end, last = self.computed[chunk.rid], self.lengths[chunk.rid] - 1
+            end, last = self.computed[chunk.rid], self.length(chunk.rid) - 1
             assert end <= last
             assert chunk.whole == (chunk.start == 0 and end == last and chunk.rid in plan.join)
-            whole_turn = min(self.limits.prefill_step_size, self.limits.max_num_batched_tokens - seats_before)
-            if whole_turn >= 2 * BLOCK:
-                assert end == last or end % BLOCK == 0, "a chunk that ends inside a block"
+            border = BLOCK - chunk.start % BLOCK
+            assert end == last or end % BLOCK == 0 or chunk.tokens < border, "a chunk that ends inside a later block"
         for rid in plan.join:
-            assert self.computed.pop(rid) == self.lengths[rid] - 1
+            assert self.computed.pop(rid) == self.length(rid) - 1
             self.decoding.append(rid)
-        assert plan.prefill_tokens <= max(prefill_tokens, BLOCK)
+        assert plan.prefill_tokens <= max(prefill_tokens, MIN_CHUNK)
         assert plan.decode + plan.prefill_tokens <= self.limits.max_num_batched_tokens
         assert len(self.computed) + len(self.decoding) <= self.limits.max_num_seqs
+
+    def length(self, rid: int) -> int:
+        """Ids to compute: the prompt and what a parked row had generated."""
+        return self.lengths[rid] + self.resumed[rid]
 
     def finish(self) -> None:
         """Run until nothing is left; every row must have come to one end."""
@@ -148,6 +165,78 @@ def test_every_row_ends_once_and_no_bound_is_passed(limits: Limits, events: list
     assert device.admitted == started, "admitted out of order"
 
 
+tight_limits = st.builds(
+    Limits,
+    max_num_seqs=st.integers(1, 12),
+    max_num_batched_tokens=st.integers(300, 4000),
+    cache_bytes=st.integers(1200, 4000),
+    row_bytes=st.just(one_byte_a_token),
+)
+
+
+@given(tight_limits, events)
+@settings(max_examples=300, deadline=None)
+def test_rows_are_parked_and_come_back_when_memory_is_short(limits: Limits, events: list) -> None:
+    device = Device(limits)
+    rid = 0
+    for arrivals, aborts, stops, prefill_tokens in events:
+        for length, budget, ignore_eos in arrivals:
+            device.submit(rid, length, budget * 40, ignore_eos)
+            rid += 1
+        device.abort(aborts)
+        device.turn(prefill_tokens, stops)
+    device.finish()
+
+
+def test_the_newest_row_is_parked_and_goes_on_with_what_it_had() -> None:
+    device = Device(Limits(cache_bytes=1000, row_bytes=one_byte_a_token))
+    device.submit(0, 200, 400, ignore_eos=True)
+    device.submit(1, 200, 400, ignore_eos=True)
+    device.finish()
+    assert device.scheduler.parkings > 0
+    assert device.ended == {0: "length", 1: "length"}
+    assert device.resumed[0] == 0
+    assert device.resumed[1] > 0
+
+
+def test_a_row_that_fits_runs_when_nothing_else_does() -> None:
+    device = Device(Limits(cache_bytes=300, row_bytes=one_byte_a_token))
+    device.submit(0, 290, 5)
+    device.finish()
+    assert device.ended == {0: "length"}
+
+
+def test_lower_priority_numbers_go_first() -> None:
+    device = Device(Limits(max_num_seqs=1))
+    device.submit(0, 4, 1)
+    device.submit(1, 4, 1, priority=5)
+    device.submit(2, 4, 1, priority=-5)
+    device.finish()
+    assert device.admitted == [2, 0, 1]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    device = Device(Limits())
+    device.submit(0, 16_000, 1)
+    device.turn(prefill_tokens=512)
+    device.submit(1, 100, 1)
+    plan = device.turn(prefill_tokens=512)
+    assert plan.join == [1]
+    assert {chunk.rid for chunk in plan.chunks} == {0, 1}
+
+
+def test_endless_short_prompts_leave_a_long_one_half_of_each_turn() -> None:
+    device = Device(Limits())
+    device.submit(0, 16_000, 1)
+    turns = 0
+    while 0 not in device.ended:
+        for _ in range(5):
+            device.submit(1 + turns * 5 + _, 300, 1)
+        device.turn(prefill_tokens=512)
+        turns += 1
+    assert turns <= 16_000 / 256 + 5
+
+
 def test_thousands_of_rows_come_through() -> None:
     device = Device(Limits(max_num_seqs=64))
     for rid in range(3000):
@@ -196,10 +285,10 @@ def test_stop_wins_over_length_and_ignore_eos_over_stop() -> None:
     assert device.tokens == {0: [EOS], 1: [EOS, EOS]}
 
 
-def test_a_small_time_budget_still_admits_a_block() -> None:
+def test_a_small_time_budget_still_admits_a_chunk() -> None:
     device = Device(Limits())
     device.submit(0, 5000, 1)
-    assert device.turn(prefill_tokens=0).prefill_tokens == BLOCK
+    assert device.turn(prefill_tokens=0).prefill_tokens == MIN_CHUNK
 
 
 def test_aborts_of_unknown_and_gone_rows_are_normal() -> None:
@@ -212,7 +301,7 @@ def test_aborts_of_unknown_and_gone_rows_are_normal() -> None:
 
 
 def test_a_row_number_in_use_is_refused() -> None:
-    scheduler = Scheduler(Limits(), [])
+    scheduler = Scheduler(Limits())
     scheduler.add(1, 3, 3)
     with pytest.raises(ValueError, match="in use"):
         scheduler.add(1, 3, 3)

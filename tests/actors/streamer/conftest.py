@@ -16,7 +16,7 @@ from protocol import Client
 from protocol.codec import command_codec, encode, job_codec, report_codec
 from protocol.control import ControlChannel
 from protocol.endpoints import ipc_endpoint
-from protocol.ids import pack_ids
+from protocol.ids import pack_floats, pack_ids
 from protocol.messages import (
     Abort,
     ActorState,
@@ -71,8 +71,9 @@ class Engine:
     def abort(self) -> list[int]:
         return self.take(Abort).rids
 
-    def step(self, tokens: dict[int, int], ended=(), epoch=None, errors=None):
-        """Send one step: `tokens` by rid, `ended` as (rid, reason) pairs."""
+    def step(self, tokens: dict[int, int], ended=(), epoch=None, errors=None, logprobs=None):
+        """Send one step: `tokens` by rid, `ended` as (rid, reason) pairs, `logprobs` by rid as (own, {id: top})."""
+        logprobs = logprobs or {}
         message = Step(
             epoch or self.epoch,
             self.attached,
@@ -81,6 +82,10 @@ class Engine:
             ended=[rid for rid, _ in ended],
             reasons=[reason for _, reason in ended],
             errors=errors or ["" for _ in ended],
+            logprob_rids=list(logprobs),
+            logprobs=[own for own, _ in logprobs.values()],
+            top_ids=[pack_ids(top) for _, top in logprobs.values()],
+            top_logprobs=[pack_floats(top.values()) for _, top in logprobs.values()],
         )
         self.socket.send_multipart([self.peer, encode(message)])
 

@@ -13,6 +13,8 @@ from protocol.ids import unpack_ids
 from protocol.messages import CallFailed, Credit, Deltas, Generate, Hello, Refused, SamplingParams, Stop, Welcome
 from protocol.sockets import connect_dealer
 
+EOS = 2
+
 
 def ids_of(rig, text):
     return rig.tokenizer.encode(text)
@@ -64,7 +66,7 @@ def test_text_goes_round(rig):
 
 def test_the_eos_token_is_neither_text_nor_counted(rig):
     stream = rig.client().generate("x", return_ids=True)
-    run(rig, rig.engine.submit(), [*ids_of(rig, "hello"), EOS := 2], "stop")
+    run(rig, rig.engine.submit(), [*ids_of(rig, "hello"), EOS], "stop")
     deltas = list(stream)
     assert "".join(d.text for d in deltas) == "hello"
     assert [i for d in deltas for i in d.ids] == ids_of(rig, "hello")
@@ -86,6 +88,100 @@ def test_a_stop_string_across_tokens_ends_text_and_row(rig):
     assert stream.text() == "The cap"
     assert stream.end.reason == "stop"
     assert rig.engine.abort() == [submit.rid]
+
+
+def test_every_option_reaches_the_engine(rig):
+    options = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 3,
+        "max_tokens": 20,
+        "ignore_eos": True,
+        "stop": ["a", "b"],
+        "top_k": 40,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": {5: -100.0, 49151: 2.0},
+        "min_tokens": 2,
+        "stop_token_ids": [7, 8],
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "logprobs": 3,
+        "priority": -1,
+    }
+    assert options.keys() == set(SamplingParams.__struct_fields__)
+    rig.client().generate("x", **options)
+    submit = rig.engine.submit()
+    assert submit.params == SamplingParams(**options)
+    assert submit.priority == -1
+
+
+def test_options_left_open_are_resolved(rig):
+    rig.client().generate("x", top_k=-1)
+    submit = rig.engine.submit()
+    assert submit.params == SamplingParams(
+        temperature=1.0,
+        top_p=1.0,
+        seed=submit.seed,
+        top_k=0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        xtc_probability=0.0,
+        xtc_threshold=0.1,
+    )
+
+
+def test_log_probabilities_go_round(rig):
+    client = rig.client()
+    stream, silent = client.generate("x", logprobs=2), client.generate("y")
+    asked, other = rig.engine.submit(), rig.engine.submit()
+    hello, world = ids_of(rig, "hello")[0], ids_of(rig, " world")[0]
+    rig.engine.step({asked.rid: hello, other.rid: hello}, logprobs={asked.rid: (-0.5, {hello: -0.5, world: -1.5})})
+    rig.engine.step({asked.rid: world}, logprobs={asked.rid: (-2.5, {hello: -0.25, EOS: -0.75})})
+    end = [(asked.rid, "stop"), (other.rid, "length")]
+    rig.engine.step({asked.rid: EOS, other.rid: world}, end, logprobs={asked.rid: (-1.0, {EOS: -1.0})})
+    deltas = list(stream)
+    first, second = (token for delta in deltas for token in delta.logprobs)
+    assert "".join(delta.text for delta in deltas) == "hello world"
+    assert (first.token_id, first.logprob, first.token, first.offset) == (hello, -0.5, b"hello", 0)
+    assert first.top == [(hello, -0.5, b"hello"), (world, -1.5, b" world")]
+    assert (second.token_id, second.logprob, second.token, second.offset) == (world, -2.5, b" world", 5)
+    assert second.top == [(hello, -0.25, b"hello"), (EOS, -0.75, b"<|im_end|>")]
+    assert [delta.logprobs for delta in silent] == [[], []]
+
+
+def test_log_probabilities_of_ids_alone(rig):
+    stream = rig.client().generate(ids=[5], return_text=False, return_ids=True, logprobs=1)
+    rid = rig.engine.submit().rid
+    rig.engine.step({rid: 8}, [(rid, "length")], logprobs={rid: (-0.5, {9: -0.25})})
+    ((token,),) = [delta.logprobs for delta in stream]
+    assert (token.token_id, token.token, token.top) == (8, b"", [(9, -0.25, b"")])
+
+
+def test_the_token_of_a_stop_token_id_is_no_text(rig):
+    stop = EOS + 4000
+    stream = rig.client().generate("x", stop_token_ids=[stop])
+    submit = rig.engine.submit()
+    assert submit.params.stop_token_ids == [stop]
+    run(rig, submit, [*ids_of(rig, "hello"), stop], "stop")
+    assert stream.text() == "hello"
+    assert stream.end.reason == "stop"
+
+
+def test_no_stop_string_matches_before_min_tokens(rig):
+    ids = ids_of(rig, "The capital of France is Paris")
+    stream = rig.client().generate("x", stop=" of", min_tokens=3)
+    run(rig, rig.engine.submit(), ids)
+    assert stream.text() == "The capital of France is Paris"
+    stream = rig.client().generate("x", stop=" of", min_tokens=2)
+    submit = rig.engine.submit()
+    for token in ids[:3]:
+        rig.engine.step({submit.rid: token})
+    assert stream.text() == "The capital"
 
 
 def test_without_a_seed_every_stream_gets_its_own(rig):
@@ -117,6 +213,10 @@ def test_cancelling_ends_the_stream_and_the_row_and_is_idempotent(rig):
         ({"ids": []}, "prompt", "empty"),
         ({"ids": [1] * 1000}, "prompt", "1000 tokens, but the prompt has 1000"),
         ({"prompt": "x", "return_text": False}, "return_text", "both"),
+        ({"prompt": "x", "logit_bias": {49152: 1.0}}, "logit_bias", "49152 is outside the vocabulary"),
+        ({"prompt": "x", "stop_token_ids": [49152]}, "stop_token_ids", "49152 is outside the vocabulary"),
+        ({"prompt": "x", "min_tokens": 3, "max_tokens": 2}, "min_tokens", "at most"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs", "at most 20"),
     ],
 )
 def test_bad_requests_are_rejected_naming_the_option(rig, options, param, text):

@@ -387,3 +387,25 @@ def test_invalid_bytes_cost_no_more_than_text(tiny_model: Path) -> None:
     # 30 ms; the library's DecodeStream would take minutes, as it decodes everything again at each step.
     assert time.perf_counter() - began < 2.0
     assert "".join(sent) == INVALID * 50_000
+
+
+def test_byte_level_tokens_are_spelled_by_their_bytes() -> None:
+    tokenizer, data = byte_level()
+    spelling = factory_of(tokenizer).token_bytes
+    named = {i: token.encode() for i, token in enumerate(SPECIAL)}
+    assert {i: spelling[i] for i in data} == data | named
+    assert spelling[len(data) + 1000] == b""
+
+
+@pytest.mark.parametrize("strip", [False, True])
+def test_byte_fallback_tokens_are_spelled_by_their_bytes(strip: bool) -> None:
+    tokenizer, vocab = byte_fallback(strip)
+    spelling = factory_of(tokenizer).token_bytes
+    expected = {"▁the": b" the", "ital": b"ital", "▁": b" ", "é": "é".encode(), "<0xE4>": b"\xe4", "</s>": b"</s>"}
+    assert {token: spelling[vocab[token]] for token in expected} == expected
+
+
+def test_other_tokens_are_spelled_as_they_are_decoded_alone() -> None:
+    assert factory_of(word_piece()).token_bytes[1] == b"[CLS]"
+    assert factory_of(word_piece()).token_bytes[2] == b"the"
+    assert factory_of(unigram()).token_bytes[3] == b"ital"

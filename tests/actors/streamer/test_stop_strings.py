@@ -21,6 +21,17 @@ def definition(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text[:start], stop
 
 
+def armed_late(text: str, stops: list[str], border: int) -> str:
+    """The text before the first match that ends beyond `border`."""
+    starts = [
+        start
+        for stop in stops
+        for start in range(len(text) - len(stop) + 1)
+        if text.startswith(stop, start) and start + len(stop) > border
+    ]
+    return text[: min(starts, default=len(text))]
+
+
 def stream(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
     matcher = StopMatcher(stops)
     out = "".join(matcher.push(piece) for piece in pieces) + matcher.flush()
@@ -62,6 +73,24 @@ def test_any_cut_gives_what_the_definition_says(case: tuple[str, list[str], list
     assert stream(cut(text, at), stops) == definition(text, stops)
     assert stream(list(text), stops) == definition(text, stops)
     assert stream([text], stops) == definition(text, stops)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(cases(), st.integers(0, 60))
+def test_a_match_that_ends_before_the_border_does_not_count(
+    case: tuple[str, list[str], list[int]], border: int
+) -> None:
+    text, stops, at = case
+    border = min(border, len(text))
+    matcher, out = StopMatcher(stops), ""
+    for piece in cut(text[:border], at):
+        out += matcher.push(piece, armed=False)
+        assert matcher.matched is None
+    for piece in cut(text[border:], at):
+        out += matcher.push(piece)
+    out += matcher.flush()
+    assert out == armed_late(text, stops, border)
+    assert (matcher.matched is None) == (out == text)
 
 
 @settings(max_examples=500, deadline=None)

@@ -182,9 +182,7 @@ def reference(tiny_model: Path) -> Any:
 @pytest.mark.parametrize("chat", CHATS, ids=range(len(CHATS)))
 @pytest.mark.parametrize("family", [*FAMILIES, "demo"])
 @pytest.mark.parametrize("prompt", [True, False])
-@pytest.mark.parametrize(
-    "options", [{}, {"enable_thinking": False, "date_string": "1 May"}, {"tools": TOOLS}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": False, "date_string": "1 May"}, {"tools": TOOLS}], ids=str)
 def test_same_as_transformers(
     reference: Any, chat: list[dict[str, Any]], family: str, prompt: bool, options: dict[str, Any]
 ) -> None:

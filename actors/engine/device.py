@@ -1,0 +1,34 @@
+"""Dispatching work to the device so that caches are written in place.
+
+MLX carries out a write into an array in place only when nobody else holds its buffer, and a graph in flight holds all
+buffers that it reads. So a step that is dispatched while the one before runs copies every cache it writes to
+(measured: 17 instead of 3 ms per step for 134 MB). Building a graph is what takes time on the host, and that can go on
+while the device works: build the next, wait for the one before, dispatch.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+
+class Lane:
+    """Work on one set of caches: each dispatch waits until the one before it has ended."""
+
+    def __init__(self) -> None:
+        self._running: Any = None
+
+    def dispatch(self, arrays: Any) -> None:
+        """Have these arrays (a tree of them) computed, without waiting for it."""
+        self.wait()
+        mx.async_eval(arrays)  # type: ignore[no-untyped-call]  # MLX's stub leaves it bare
+        self._running = arrays
+
+    def forget(self) -> None:
+        """Hold what was dispatched last no longer, without waiting for it."""
+        self._running = None
+
+    def wait(self) -> None:
+        """Wait for what was dispatched last, and hold it no longer. Raises what went wrong in the computation."""
+        running, self._running = self._running, None
+        if running is not None:
+            mx.eval(running)

@@ -1,0 +1,101 @@
+"""`SoloRow`: one row that decodes alone, on mlx-lm's own caches; and the check that tells whether it must.
+
+Used by `actors.engine.batch` for models with a kind of cache that we can't batch, or that fail the check. Such rows run
+beside each other, one forward each.
+"""
+
+from collections.abc import Iterable
+
+import mlx.core as mx
+import numpy as np
+
+from actors.engine.model import Cache, Model
+from actors.engine.prefill import Joining
+from actors.engine.row_group import FREE
+from actors.engine.sampler import Drawn, Sampler
+from actors.engine.slots import Positions
+
+CHECK_LENGTHS = (3, 11)
+CHECK_STEPS = 2
+TOLERANCE = {mx.float32: 1e-3}  # of the largest logit; other types are coarser
+COARSE = 0.1
+
+
+class SoloRow:
+    """Looks like a `RowGroup` with one row."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._caches: list[Cache] = []
+        self._sampler = Sampler(model.vocab_size)
+        self._rid = FREE
+        self._inputs = mx.zeros((0,), mx.uint32)
+
+    def __len__(self) -> int:
+        return int(self._rid != FREE)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the caches."""
+        return sum(cache.nbytes for cache in self._caches)
+
+    def join(self, joining: Joining, place: int) -> None:
+        """Take in one row of `joining`."""
+        row = joining.rows[place]
+        self._caches = joining.row_caches(place)
+        self._sampler.append(row.options, row.prompt, row.generated)
+        self._inputs = mx.array(row.ids[-1:])
+        self._rid = row.rid
+
+    def remove(self, rids: Iterable[int]) -> None:
+        """Let the row go if it is among these."""
+        if self._rid in rids:
+            self._rid = FREE
+            self._caches = []
+
+    def slots(self) -> list[int]:
+        """The row's rid."""
+        return [self._rid]
+
+    def step(self) -> Drawn:
+        """Build one decode step; returns what was drawn, not yet computed."""
+        logits = self._model.forward(self._inputs[:, None], self._caches)
+        drawn = self._sampler.draw(logits[:, -1, :])
+        self._inputs = drawn.tokens
+        return drawn
+
+
+def batches_rightly(model: Model) -> bool:
+    """Whether two rows of unequal length in slots get the logits that each gets alone.
+
+    Run once at load: a model's code may use its caches in ways that only hold for one row.
+    """
+    slots = model.new_slots()
+    for slot in slots:
+        slot.resize(len(CHECK_LENGTHS))
+    alone: list[list[Cache]] = []
+    for row, length in enumerate(CHECK_LENGTHS):
+        caches = model.new_caches()
+        mx.eval(model.forward(_ids(length)[None], caches))
+        for slot, cache in zip(slots, caches, strict=True):
+            slot.load(row, cache)
+        alone.append(caches)
+    lengths = np.array(CHECK_LENGTHS, np.int64)
+    for step in range(CHECK_STEPS):
+        inputs = mx.array([[7 + step], [5 + step]], mx.uint32)
+        at = Positions(lengths + step)
+        for slot in slots:
+            slot.step(at)
+        together = model.forward(inputs, list[Cache](slots))[:, -1]
+        apart = mx.concatenate(
+            [model.forward(inputs[row : row + 1], caches)[:, -1] for row, caches in enumerate(alone)]
+        )
+        worst = mx.abs(together.astype(mx.float32) - apart.astype(mx.float32)).max()
+        size = mx.abs(apart.astype(mx.float32)).max()
+        if not float(worst) <= TOLERANCE.get(apart.dtype, COARSE) * float(size):
+            return False
+    return True
+
+
+def _ids(length: int) -> mx.array:
+    return mx.array(np.arange(3, 3 + length, dtype=np.uint32))
