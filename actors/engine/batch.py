@@ -25,7 +25,7 @@ class DecodeBatch:
         self._rids: list[int] = []
         self._caches: list[Cache] = []
         self._inputs: mx.array | None = None  # (rows,), each row's last token; may still be in computation
-        self._in_flight: deque[tuple[list[int], mx.array]] = deque()
+        self._in_flight: deque[tuple[list[int], mx.array, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._rids)
@@ -67,20 +67,23 @@ class DecodeBatch:
         assert self._inputs is not None
         self._inputs = self._inputs[places]
 
-    def launch(self) -> None:
-        """Start one decode step of all rows."""
+    def launch(self, prefill_tokens: int) -> None:
+        """Start one decode step of all rows.
+
+        `prefill_tokens` is how many prompt tokens were launched before it; `collect` tells it back.
+        """
         if self._inputs is None:
             return
         logits = self._model.forward(self._inputs[:, None], self._caches)
         self._inputs = self._sampler.draw(logits[:, -1, :])
         start_eval(self._inputs)
-        self._in_flight.append((self._rids.copy(), self._inputs))
+        self._in_flight.append((self._rids.copy(), self._inputs, prefill_tokens))
 
-    def collect(self) -> tuple[list[int], list[int]]:
-        """Wait for the oldest step in flight; its rids and the token of each."""
-        rids, tokens = self._in_flight.popleft()
+    def collect(self) -> tuple[list[int], list[int], int]:
+        """Wait for the oldest step in flight: its rids, the token of each, and the prompt tokens done before it."""
+        rids, tokens, prefill_tokens = self._in_flight.popleft()
         mx.eval(tokens)
-        return rids, np.array(tokens).tolist()
+        return rids, np.array(tokens).tolist(), prefill_tokens
 
     def clear(self) -> None:
         """Let all rows go, and the steps in flight with them."""

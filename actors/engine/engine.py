@@ -6,7 +6,6 @@ device is launched and read in `turn`.
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -64,10 +63,9 @@ class Engine:
         self._prefilled = False
         self._pace = Pace()
         self._clock = clock
-        # Prompt tokens launched since a decode step was, and those before each step in flight: the device works
-        # in order, so a step that comes back tells that the tokens before it are done, too.
+        # Prompt tokens launched since the last decode step. The device works in order: the next step that comes
+        # back tells that they are done, too.
         self._since_step = 0
-        self._before_step: deque[int] = deque()
         self._busy_since = 0.0
 
     @property
@@ -116,7 +114,6 @@ class Engine:
         self._queued.clear()
         self._rejected.clear()
         self._batch.clear()
-        self._before_step.clear()
 
     def turn(self) -> Outcome:
         """Launch one turn of work, then read the step that was launched a turn ago."""
@@ -139,8 +136,7 @@ class Engine:
 
         step_before = self._batch.in_flight > 0
         if plan.decode:
-            self._batch.launch()
-            self._before_step.append(self._since_step)
+            self._batch.launch(self._since_step)
             self._since_step = 0
         if step_before:
             self._collect(outcome)
@@ -167,8 +163,9 @@ class Engine:
         self._pool.clear()
 
     def _collect(self, outcome: Outcome) -> None:
-        taken = self._scheduler.take(*self._batch.collect())
-        self._learn(self._before_step.popleft())
+        rids, tokens, prefill_tokens = self._batch.collect()
+        self._learn(prefill_tokens)
+        taken = self._scheduler.take(rids, tokens)
         outcome.rids, outcome.tokens = taken.rids, taken.tokens
         for rid, reason in zip(taken.ended, taken.reasons, strict=True):
             outcome.end(rid, reason)

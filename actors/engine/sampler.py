@@ -20,6 +20,8 @@ Floats = npt.NDArray[np.float32]
 # Below this a temperature means greedy, as in vLLM: dividing by it would overflow.
 MIN_TEMPERATURE = 1e-5
 
+SORTED_WHOLE = 2048  # values; fewer are sorted at once
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -114,18 +116,38 @@ def cut_top_p(logits: mx.array, top_p: mx.array) -> mx.array:
     """Set all but the most probable tokens to -inf: the fewest whose probabilities reach `top_p` together.
 
     `logits` is float32 (rows, vocabulary), `top_p` (rows, 1). At least one token stays; tokens exactly as
-    probable as the last one that stays do, too. Costs one sort of the probabilities.
+    probable as the last one that stays do, too. Sums over a vocabulary are exact to about 2e-5.
     """
     probabilities = mx.softmax(logits, axis=-1)
-    # Tokens below (1 - top_p) / vocabulary have less than 1 - top_p together, so none of them stays. Equal values
-    # sort several times faster than distinct ones, and integers faster than floats, of which they keep the order.
+    # Tokens below (1 - top_p) / vocabulary have less than 1 - top_p together, so none of them stays; as zeros they
+    # are ordered faster. So are integers than floats, whose order they have.
     floor = (1 - top_p) / logits.shape[-1]
-    ranked = mx.sort((probabilities * (probabilities >= floor)).view(mx.int32), axis=-1).view(mx.float32)
-    # Added up from the least probable on, a token stays when those up to it have more than 1 - top_p.
-    below = mx.cumsum(ranked, axis=-1) + (1 - mx.sum(ranked, axis=-1, keepdims=True))
-    least = mx.min(mx.where(below > 1 - top_p, ranked, mx.inf), axis=-1, keepdims=True)
-    least = mx.minimum(least, ranked[:, -1:])
+    candidates, before = _around_border((probabilities * (probabilities >= floor)).view(mx.int32), top_p)
+    ranked = mx.sort(candidates, axis=-1).view(mx.float32)
+    mass = mx.cumsum(ranked, axis=-1)
+    before = before + (mass[:, -1:] - mass)
+    least = mx.min(mx.where(before < top_p, ranked, mx.inf), axis=-1, keepdims=True)
     return mx.where(probabilities >= least, logits, -mx.inf)
+
+
+def _around_border(values: mx.array, top_p: mx.array) -> tuple[mx.array, mx.array]:
+    """The part of each row that the border of `top_p` falls into, and the mass (rows, 1) of what is above it.
+
+    `values` are probabilities viewed as int32. On a CPU halving takes a fraction of the time of a sort; on GPUs
+    a partition is a whole sort, and the rows come back as they are.
+    """
+    before = mx.zeros_like(top_p)
+    while values.shape[-1] > SORTED_WHOLE and mx.default_device() == mx.cpu:
+        half = values.shape[-1] // 2
+        parts = mx.partition(values, half, axis=-1)
+        low, high = parts[:, :half], parts[:, half:]
+        if high.shape[-1] > half:
+            low = mx.pad(low, [(0, 0), (1, 0)])
+        mass = mx.sum(high.view(mx.float32), axis=-1, keepdims=True)
+        in_high = before + mass >= top_p
+        values = mx.where(in_high, high, low)
+        before = mx.where(in_high, before, before + mass)
+    return values, before
 
 
 def stream_of(seed: int, choice: int) -> int:

@@ -1,5 +1,6 @@
 """The engine process as its streamer and its supervisor see it: a real process, real sockets, the tiny model."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,8 +14,11 @@ import psutil
 import pytest
 import zmq
 
+from actors.base import Incarnation
 from actors.config import CastConfig, write_config
+from actors.engine.actor import RETRY_MS, EngineActor
 from protocol.codec import encode, report_codec, step_codec
+from protocol.control import ControlChannel
 from protocol.endpoints import ipc_endpoint, run_root
 from protocol.ids import unpack_ids
 from protocol.messages import Abort, ActorReport, Alive, Attach, Probe, Ready, StartFailed, Step, Stop, Submit
@@ -259,6 +263,60 @@ def test_a_model_that_cant_be_loaded_is_reported(tmp_path: Path) -> None:
         assert isinstance(report, StartFailed)
         assert "is not a folder" in report.message
         assert process.process.wait(20) == 1
+
+
+class Clogged:
+    """A socket whose first `times` sends would block."""
+
+    def __init__(self, socket: zmq.Socket, times: int) -> None:
+        self.socket = socket
+        self.times = times
+
+    def send_multipart(self, frames: list[bytes], flags: int) -> None:
+        assert flags == zmq.NOBLOCK
+        if self.times:
+            self.times -= 1
+            raise zmq.Again
+        self.socket.send_multipart(frames, flags)
+
+
+def test_rows_whose_step_could_not_be_sent_fail_and_are_told_later(tiny_model: Path, make_request) -> None:
+    run_dir = run_root() / "clogged"
+    run_dir.mkdir(parents=True)
+    me = Incarnation(run_dir, "engine", 0, EPOCH)
+    control = ControlChannel(zmq.Context.instance(), run_dir, "engine", 0, EPOCH)
+    actor = EngineActor(me, CastConfig(str(tiny_model), "tiny", str(run_dir)), control)
+    endpoint, _ = actor.start()
+    gc.unfreeze()
+    socket = actor._socket
+    peer = connect_dealer(zmq.Context.instance(), endpoint)
+    try:
+        peer.send(encode(Attach(EPOCH, 1)))
+        for rid in (1, 2):
+            peer.send(encode(msgspec.structs.replace(make_request(rid, [3, 4], 50), epoch=EPOCH, streamer=1)))
+        while actor.stats().waiting < 2:
+            assert socket.poll(PATIENCE_MS)
+            actor._receive()
+        actor.turn()  # admits them
+        assert step_codec.decode(peer.recv()).admitted == [1, 2]
+        actor._socket = Clogged(socket, times=2)
+        actor.turn()
+        assert actor.faults == 1
+        assert actor.stats().running == 0
+        while actor.wait_ms() == 0:
+            actor.turn()
+        assert actor.wait_ms() == RETRY_MS
+        actor.turn()
+        step = step_codec.decode(peer.recv())
+        assert sorted(step.ended) == [1, 2]
+        assert step.reasons == ["internal_error"] * 2
+        assert step.tokens == b""
+        assert actor.wait_ms() != RETRY_MS
+    finally:
+        actor._socket = socket
+        actor.close()
+        peer.close(0)
+        control.close(0)
 
 
 def submit(make_request, streamer: Streamer, rid: int, ids: list[int], budget: int) -> Submit:

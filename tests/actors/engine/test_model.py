@@ -1,7 +1,6 @@
 """Loading a model: what it tells, what users read when it can't be served, and what loading leaves alone."""
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -95,9 +94,12 @@ def test_max_kv_size_for_caches_that_take_none(model: Model) -> None:
 
 
 def test_loading_leaves_the_limit_of_open_files_alone() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == 2048:
-        pytest.skip("this process has the limit that mlx-lm sets")
-    script = "import resource, actors.engine.model; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    script = """if True:
+        import resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (900, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        import actors.engine.model
+        print(before == resource.getrlimit(resource.RLIMIT_NOFILE))
+    """
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert shown.stdout.split() == [str(soft), str(hard)]
+    assert shown.stdout.strip() == "True"
