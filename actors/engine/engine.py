@@ -114,6 +114,7 @@ class Engine:
         self._queued.clear()
         self._rejected.clear()
         self._batch.clear()
+        self._since_step = 0
 
     def turn(self) -> Outcome:
         """Launch one turn of work, then read the step that was launched a turn ago."""
