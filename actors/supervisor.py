@@ -223,14 +223,17 @@ class Supervisor:
     def _probe(self, now: float) -> None:
         self._probes += 1
         self._next_probe = now + (0.1 if self._phase is Phase.DRAINING else PROBE_INTERVAL)
-        state = self._state()
         for slot in self._table.slots:
-            if slot.state != "ready":
-                continue
-            slot.asked = slot.asked or now
-            self._order(slot, Probe(self._probes))
-            if slot.role == "http":
-                self._order(slot, state)
+            if slot.state == "ready":
+                slot.asked = slot.asked or now
+                self._order(slot, Probe(self._probes))
+        self._show_http_workers()
+
+    def _show_http_workers(self) -> None:
+        """Bring `/health` up to date; a word now and then also tells the workers that we live."""
+        state = self._state()
+        for slot in self._table.of_role("http"):
+            self._order(slot, state)
 
     def _state(self) -> SystemState:
         status = "failed" if self._failed else self._phase.value
@@ -282,7 +285,10 @@ class Supervisor:
                 if slot is not None:
                     slot.start_error = report.message
             case Alive():
+                before = self._table.engine
                 self._table.alive(report)
+                if self._table.engine != before:
+                    self._show_http_workers()
 
     def _publish(self, endpoint: str) -> None:
         self._run_dir.publish(

@@ -285,7 +285,10 @@ class CallFailed(Struct, frozen=True, array_like=True, tag=29):
 
 
 class Encode(Struct, frozen=True, array_like=True, tag=40):
-    """Text or chat messages to ids. `job` is the streamer's number for it."""
+    """Text or chat messages to ids. `job` is the streamer's number for it.
+
+    `long`: to be done beside the short jobs, at low priority.
+    """
 
     epoch: int
     job: int
@@ -293,6 +296,7 @@ class Encode(Struct, frozen=True, array_like=True, tag=40):
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = {}
+    long: bool = False
 
 
 class Encoded(Struct, frozen=True, array_like=True, tag=41):
@@ -307,11 +311,12 @@ class Encoded(Struct, frozen=True, array_like=True, tag=41):
 
 
 class Decode(Struct, frozen=True, array_like=True, tag=42):
-    """Ids to text, special tokens kept."""
+    """Ids to text, special tokens kept. `long` as in `Encode`."""
 
     epoch: int
     job: int
     ids: bytes
+    long: bool = False
 
 
 class Decoded(Struct, frozen=True, array_like=True, tag=43):

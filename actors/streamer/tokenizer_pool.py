@@ -1,7 +1,7 @@
 """Hands text work to the tokenizer processes and keeps what each one has outstanding.
 
-Owned by the streamer's one thread. At most `MAX_OUTSTANDING` jobs are in a worker's hands, the rest waits here, so
-a dead worker loses nothing. Short jobs go before long ones, which get every `LONG_TURN`-th place at least.
+Owned by the streamer's one thread. Only a few jobs are in a worker's hands, the rest waits here, so that little
+goes down with a dead worker. Long texts have a lane of their own: a worker does one of them beside its short ones.
 """
 
 from collections import deque
@@ -21,9 +21,9 @@ from protocol.sockets import connect_dealer
 
 log = structlog.get_logger()
 
-MAX_OUTSTANDING = 2
-LONG_JOB = 64 << 10  # bytes
-LONG_TURN = 8
+LONG_JOB = 64 << 10  # bytes; a longer text takes tens of milliseconds
+MAX_SHORT = 2  # jobs in a worker's hands: one to work on, one to go on with
+MAX_LONG = 1
 
 
 @dataclass
@@ -38,11 +38,24 @@ class Job:
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def long(self) -> bool:
+        """Whether the worker does it in its lane for long texts."""
+        return self.size > LONG_JOB
+
     def message(self, epoch: int, number: int) -> Encode | Decode:
         """The job as a message to the worker of this epoch."""
         if self.ids is not None:
-            return Decode(epoch, number, self.ids)
-        return Encode(epoch, number, self.text, self.messages, self.add_special_tokens, self.template_kwargs)
+            return Decode(epoch, number, self.ids, self.long)
+        return Encode(
+            epoch,
+            number,
+            self.text,
+            self.messages,
+            self.add_special_tokens,
+            self.template_kwargs,
+            long=self.long,
+        )
 
     def failed(self, code: str, message: str) -> TokenizerResult:
         """A result that says the job could not be done."""
@@ -59,6 +72,10 @@ class Worker:
     socket: Socket
     outstanding: dict[int, Job] = field(default_factory=dict)
 
+    def in_hand(self, long: bool) -> int:
+        """Jobs it has of one lane."""
+        return sum(job.long == long for job in self.outstanding.values())
+
 
 class TokenizerPool:
     """All tokenizers of the cast and the jobs that wait for one."""
@@ -68,7 +85,6 @@ class TokenizerPool:
         self._workers: dict[int, Worker] = {}
         self._short: deque[Job] = deque()
         self._long: deque[Job] = deque()
-        self._short_in_a_row = 0
         self._numbers = 0
 
     @property
@@ -97,7 +113,7 @@ class TokenizerPool:
 
     def submit(self, job: Job) -> None:
         """Have a job done; `job.done` is called with the result, once, never from inside this call."""
-        (self._long if job.size > LONG_JOB else self._short).append(job)
+        (self._long if job.long else self._short).append(job)
         self._dispatch()
 
     def close(self) -> None:
@@ -112,23 +128,19 @@ class TokenizerPool:
         for job in worker.outstanding.values():
             job.done(job.failed(TOKENIZER_LOST, "the tokenizer process died while it worked on this text"))
 
-    def _next(self) -> Job | None:
-        if self._short and not (self._long and self._short_in_a_row >= LONG_TURN):
-            self._short_in_a_row += 1
-            return self._short.popleft()
-        self._short_in_a_row = 0
-        return self._long.popleft() if self._long else None
-
     def _dispatch(self) -> None:
-        while self.waiting and self._workers:
-            worker = min(self._workers.values(), key=lambda w: len(w.outstanding))
-            if len(worker.outstanding) >= MAX_OUTSTANDING:
-                return
-            job = self._next()
-            assert job is not None
-            self._numbers += 1
-            worker.outstanding[self._numbers] = job
-            worker.socket.send(encode(job.message(worker.epoch, self._numbers)), zmq.NOBLOCK)
+        for lane, most in ((self._short, MAX_SHORT), (self._long, MAX_LONG)):
+            while lane and self._workers:
+                long = lane is self._long
+                worker = min(self._workers.values(), key=lambda w: w.in_hand(long))
+                if worker.in_hand(long) >= most:
+                    break
+                self._give(lane.popleft(), worker)
+
+    def _give(self, job: Job, worker: Worker) -> None:
+        self._numbers += 1
+        worker.outstanding[self._numbers] = job
+        worker.socket.send(encode(job.message(worker.epoch, self._numbers)), zmq.NOBLOCK)
 
     def _receive(self, worker: Worker) -> None:
         while True:

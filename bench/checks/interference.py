@@ -6,6 +6,7 @@ import os
 import random
 import statistics
 import string
+import sys
 import threading
 import time
 from typing import Any
@@ -19,7 +20,6 @@ from bench.load.summary import percentile
 from protocol import AsyncClient, Client
 
 CALLS = 4
-CLIENT_NICENESS = 10
 LIMIT = 1.5
 WARM_UP = 20  # gaps of each stream that are not measured
 
@@ -69,7 +69,10 @@ def tokenize_for_ever(calls: Calls) -> None:
 
     It steps back behind the server and the streams' reader: what a client does with its ids is not measured.
     """
-    os.nice(CLIENT_NICENESS)
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(10)
     with Client(endpoint=calls.endpoint) as client:
 
         def call() -> None:

@@ -2,7 +2,7 @@
 
 import zmq
 
-from actors.streamer.tokenizer_pool import LONG_JOB, LONG_TURN, MAX_OUTSTANDING, Job, TokenizerPool
+from actors.streamer.tokenizer_pool import LONG_JOB, MAX_LONG, MAX_SHORT, Job, TokenizerPool
 from protocol.codec import encode, job_codec
 from protocol.messages import ActorState, Encoded
 from protocol.sockets import bind_router
@@ -84,29 +84,28 @@ def test_work_is_spread_and_bounded(tmp_path):
     pool.follow([t.state for t in tokenizers])
     for i in range(10):
         pool.submit(job([], str(i)))
-    assert pool.waiting == 10 - 2 * MAX_OUTSTANDING
+    assert pool.waiting == 10 - 2 * MAX_SHORT
     for tokenizer in tokenizers:
-        assert len([tokenizer.take() for _ in range(MAX_OUTSTANDING)]) == MAX_OUTSTANDING
+        assert len([tokenizer.take() for _ in range(MAX_SHORT)]) == MAX_SHORT
     stop(loop)
 
 
-def test_short_jobs_pass_long_ones_which_still_get_their_turn(tmp_path):
+def test_long_texts_have_a_lane_of_their_own(tmp_path):
     loop, pool, (tokenizer,) = start(tmp_path)
     done = []
     for i in range(3):
         pool.submit(job(done, f"long{i}", LONG_JOB + 1))
-    for i in range(2 * LONG_TURN):
+    for i in range(4):
         pool.submit(job(done, f"short{i}"))
     pool.follow([tokenizer.state])
-    order = []
-    for i in range(3 + 2 * LONG_TURN):
-        peer, message = tokenizer.take()
-        order.append(message.text)
-        tokenizer.answer(peer, message)
-        loop.run_until(lambda i=i: len(done) > i)
-    assert order[0] == "short0"
-    assert order[LONG_TURN] == "long0"
-    assert order[2 * LONG_TURN + 1] == "long1"
+    first = [tokenizer.take() for _ in range(MAX_SHORT + MAX_LONG)]
+    assert [(m.text, m.long) for _, m in first] == [("short0", False), ("short1", False), ("long0", True)]
+    tokenizer.answer(*first[2])
+    loop.run_until(lambda: len(done) == 1)
+    assert tokenizer.take()[1].text == "long1"
+    tokenizer.answer(*first[0])
+    loop.run_until(lambda: len(done) == 2)
+    assert tokenizer.take()[1].text == "short2"
     stop(loop)
 
 
@@ -114,17 +113,17 @@ def test_jobs_of_a_dead_tokenizer_fail_and_the_waiting_go_to_its_successor(tmp_p
     loop, pool, (first,) = start(tmp_path)
     done = []
     pool.follow([first.state])
-    for i in range(MAX_OUTSTANDING + 1):
+    for i in range(MAX_SHORT + 1):
         pool.submit(job(done, str(i)))
     first.take()
     pool.follow([])
-    assert [result.code for _, result in done] == ["tokenizer_lost"] * MAX_OUTSTANDING
+    assert [result.code for _, result in done] == ["tokenizer_lost"] * MAX_SHORT
     second = Tokenizer(loop.context, tmp_path, 0, 2)
     pool.follow([second.state])
     peer, message = second.take()
-    assert message.text == str(MAX_OUTSTANDING)
+    assert message.text == str(MAX_SHORT)
     second.answer(peer, message, epoch=1)
     second.answer(peer, message)
-    loop.run_until(lambda: len(done) == MAX_OUTSTANDING + 1)
+    loop.run_until(lambda: len(done) == MAX_SHORT + 1)
     assert not done[-1][1].code
     stop(loop)

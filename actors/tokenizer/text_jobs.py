@@ -1,0 +1,53 @@
+"""`TextJobs`: one job of a tokenizer process, from its message to its result.
+
+Called from the process's main thread and from its thread for long texts; nothing here changes after the start.
+"""
+
+import structlog
+
+from actors.model_files import ModelFiles
+from actors.tokenizer.chat_template import ChatTemplate
+from actors.tokenizer.text_tokenizer import load_tokenizer
+from protocol.errors import INTERNAL_ERROR, INVALID_REQUEST
+from protocol.ids import pack_ids, unpack_ids
+from protocol.messages import Decode, Decoded, Encode, Encoded, TokenizerResult
+
+log = structlog.get_logger()
+
+
+class TextJobs:
+    """The tokenizer and the chat template of one model."""
+
+    def __init__(self, files: ModelFiles, model_name: str, *, trust_remote_code: bool = False) -> None:
+        """Load them. Raises OSError or ValueError with what to change."""
+        self._model_name = model_name
+        self._tokenizer = load_tokenizer(files.path, trust_remote_code=trust_remote_code)
+        template = files.chat_template
+        self._template = ChatTemplate(template, files.special_tokens) if template else None
+
+    def work(self, job: Encode | Decode) -> TokenizerResult:
+        """Do one job. Never raises: what goes wrong is in the result."""
+        if isinstance(job, Decode):
+            try:
+                return Decoded(job.epoch, job.job, self._tokenizer.decode(unpack_ids(job.ids)))
+            except (ValueError, OverflowError) as error:
+                return Decoded(job.epoch, job.job, code=INVALID_REQUEST, message=str(error))
+            except Exception as error:
+                log.exception("decoding failed", job=job.job)
+                return Decoded(job.epoch, job.job, code=INTERNAL_ERROR, message=f"decoding failed: {error}")
+        param = "messages" if job.messages is not None else "prompt"
+        try:
+            return Encoded(job.epoch, job.job, pack_ids(self._encode(job)))
+        except ValueError as error:
+            return Encoded(job.epoch, job.job, code=INVALID_REQUEST, message=str(error), param=param)
+        except Exception as error:
+            log.exception("encoding failed", job=job.job)
+            return Encoded(job.epoch, job.job, code=INTERNAL_ERROR, message=f"tokenizing failed: {error}")
+
+    def _encode(self, job: Encode) -> list[int]:
+        if job.messages is None:
+            return self._tokenizer.encode(job.text or "", add_special_tokens=job.add_special_tokens)
+        if self._template is None:
+            raise ValueError(f"the model {self._model_name} has no chat template; send a prompt to /v1/completions")
+        text = self._template.render(job.messages, **job.template_kwargs)
+        return self._tokenizer.encode(text, add_special_tokens=False)
