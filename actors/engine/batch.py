@@ -6,7 +6,7 @@ taken as the bytes that its step reads, weights and padded caches.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -33,19 +33,16 @@ class RowLogprobs(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """One step that has come back: a token for each of `rids`, log-probabilities of rows that asked, and how many
-    prompt tokens were done before it."""
+    """One step that has come back: a token for each of `rids`, and log-probabilities of rows that asked."""
 
     rids: list[int]
     tokens: list[int]
     logprobs: dict[int, RowLogprobs]
-    prefill_tokens: int
 
 
 class _Step(NamedTuple):
     slots: list[list[int]]
     drawn: list[Drawn]
-    prefill_tokens: int
 
 
 def _arrays(logprobs: LogProbs | None) -> list[mx.array]:
@@ -117,11 +114,8 @@ class DecodeBatch:
         self._groups = [group for group in self._groups if len(group)]
         self._solo = [row for row in self._solo if len(row)]
 
-    def launch(self, prefill_tokens: int) -> None:
-        """Start one decode step of all rows.
-
-        `prefill_tokens` is how many prompt tokens were launched before it; `collect` tells it back.
-        """
+    def launch(self, before: Callable[[], None]) -> None:
+        """Start one decode step of all rows. `before` is called when its graph is built, just before it starts."""
         self._steps += 1
         if self._steps % MERGE_EVERY == 0:
             self._merge()
@@ -132,14 +126,15 @@ class DecodeBatch:
             return
         slots = [group.slots() for group in every]
         drawn = [group.step() for group in every]
+        before()
         self._lane.dispatch([(step.tokens, _arrays(step.logprobs)) for step in drawn])
-        self._in_flight.append(_Step(slots, drawn, prefill_tokens))
+        self._in_flight.append(_Step(slots, drawn))
 
     def collect(self) -> Collected:
         """Wait for the oldest step in flight and read it."""
         step = self._in_flight.popleft()
         mx.eval([(drawn.tokens, _arrays(drawn.logprobs)) for drawn in step.drawn])
-        collected = Collected([], [], {}, step.prefill_tokens)
+        collected = Collected([], [], {})
         for rids, drawn in zip(step.slots, step.drawn, strict=True):
             tokens = np.array(drawn.tokens).tolist()
             live = [(rid, token) for rid, token in zip(rids, tokens, strict=True) if rid != FREE]

@@ -23,10 +23,6 @@ class Lane:
         mx.async_eval(arrays)  # type: ignore[no-untyped-call]  # MLX's stub leaves it bare
         self._running = arrays
 
-    def forget(self) -> None:
-        """Hold what was dispatched last no longer, without waiting for it."""
-        self._running = None
-
     def wait(self) -> None:
         """Wait for what was dispatched last, and hold it no longer. Raises what went wrong in the computation."""
         running, self._running = self._running, None

@@ -96,10 +96,7 @@ class Engine:
         self._pace = Pace(stall_target)
         self._on_plan = on_plan
         self._clock = clock
-        # Prompt tokens dispatched since the last decode step. The device works in order: the next step that comes
-        # back tells that they are done, too.
-        self._since_step = 0
-        self._busy_since = 0.0
+        self._step_began = 0.0
 
     @property
     def busy(self) -> bool:
@@ -170,15 +167,12 @@ class Engine:
         self._requests.clear()
         self._rejected.clear()
         self._batch.clear()
-        self._since_step = 0
 
     def turn(self, deliver: Callable[[Outcome], None]) -> None:
         """Dispatch one turn of work, and read the step that was dispatched a turn ago.
 
         `deliver` gets what is known as soon as it is: the old step's tokens don't wait for this turn's prompts.
         """
-        if not (self._batch.in_flight or self._since_step):
-            self._busy_since = self._clock()
         outcome = Outcome()
         for rid, code, fault in self._rejected:
             outcome.end(rid, code, fault)
@@ -193,23 +187,29 @@ class Engine:
         for rid in plan.admit:
             self._prefill.add(self._requests[rid].row())
         step_before = self._batch.in_flight > 0
+        began = self._clock()
         for _ in self._prefill.run(plan.chunks):
-            self._collect(outcome)
+            if self._batch.in_flight:
+                self._collect(outcome)
+                began = self._clock()  # only now the device turns to the prompts
             if outcome:
                 deliver(outcome)
                 outcome = Outcome()
-        self._since_step += plan.prefill_tokens
         expected = self._scheduler.prefilling + self._scheduler.waiting
         self._batch.join(self._prefill.join(plan.join), min(expected, self._limits.seats - len(self._batch)))
 
+        def prefilled() -> None:
+            if plan.chunks:
+                self._prefill.wait()
+                self._pace.observe_prefill(plan.prefill_tokens, self._clock() - began)
+            if not self._batch.in_flight:
+                self._step_began = self._clock()
+
         if plan.decode:
-            self._batch.launch(self._since_step)
-            self._since_step = 0
+            self._batch.launch(prefilled)
+        else:
+            prefilled()
         self._collect(outcome, keep=1 if plan.decode else 0)
-        if plan.chunks and not plan.decode and not step_before:
-            self._prefill.wait()
-            self._learn(self._since_step)
-            self._since_step = 0
         if plan.decode or plan.chunks or step_before:
             self._steps += 1
         self._prefilled = bool(plan.chunks)
@@ -234,7 +234,9 @@ class Engine:
         if self._batch.in_flight <= keep:
             return
         step = self._batch.collect()
-        self._learn(step.prefill_tokens)
+        now = self._clock()
+        self._pace.observe_step(now - self._step_began)
+        self._step_began = now
         taken = self._scheduler.take(step.rids, step.tokens)
         outcome.rids, outcome.tokens, outcome.logprobs = taken.rids, taken.tokens, step.logprobs
         for rid, token in zip(taken.rids, taken.tokens, strict=True):
@@ -242,11 +244,6 @@ class Engine:
         for rid, reason in zip(taken.ended, taken.reasons, strict=True):
             outcome.end(rid, reason)
             del self._requests[rid]
-
-    def _learn(self, prefill_tokens: int) -> None:
-        now = self._clock()
-        self._pace.observe(prefill_tokens, now - self._busy_since)
-        self._busy_since = now
 
 
 def row_options(request: Submit, params: SamplingParams, stop_ids: tuple[int, ...], index: int) -> RowOptions:

@@ -24,7 +24,7 @@ def pool_limit(rows: int, vocab_size: int) -> int:
 
     Less than a few sets of logits, and every step returns them to the system and faults them in again.
     """
-    return max(512 << 20, 4 * rows * vocab_size * 4)
+    return max(512 << 20, 12 * rows * vocab_size * 4)
 
 
 def set_limits(rows: int, vocab_size: int) -> None:

@@ -23,21 +23,19 @@ class Pace:
         """Prompt tokens for one turn beside `running` rows.
 
         While rows decode, a turn is to take no longer than the stall target. A step that alone takes as long leaves
-        prefill a quarter of its time, so that neither starves.
+        prefill half of its time, so that neither starves.
         """
         seconds = LONE_TARGET
         if running:
-            seconds = max(self._stall_target - self.step_seconds, self.step_seconds / 4)
+            seconds = max(self._stall_target - self.step_seconds, self.step_seconds / 2)
         return int(self.prefill_speed * seconds)
 
-    def observe(self, prefill_tokens: int, seconds: float) -> None:
-        """Learn from work that took `seconds`: a decode step, `prefill_tokens` prompt tokens, or both."""
-        if not prefill_tokens:
-            self.step_seconds += _WEIGHT * (seconds - self.step_seconds)
-            return
-        own = seconds - self.step_seconds
-        if own <= 0:
-            return  # says only that the step has become faster
+    def observe_step(self, seconds: float) -> None:
+        """Learn from one decode step."""
+        self.step_seconds += _WEIGHT * (seconds - self.step_seconds)
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """Learn from `tokens` prompt tokens that took `seconds`; few of them say little."""
         full = min(_FULL_WEIGHT_TOKENS, _FULL_WEIGHT_SECONDS * self.prefill_speed)
-        weight = _WEIGHT * min(1.0, prefill_tokens / full, 2 * own / seconds)
-        self.prefill_speed += weight * (prefill_tokens / own - self.prefill_speed)
+        weight = _WEIGHT * min(1.0, tokens / full)
+        self.prefill_speed += weight * (tokens / max(seconds, 1e-6) - self.prefill_speed)

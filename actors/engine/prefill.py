@@ -119,8 +119,6 @@ class Prefill:
             rows = [self._rows.pop(rid) for rid in alone]
             caches = [self._caches.pop(rid) if rid in self._caches else self._model.new_caches() for rid in alone]
             joining.append(Joining(rows, caches, batched=False, right_padded=False))
-        if not self._caches:
-            self._lane.forget()  # no row goes on, and what it holds is a copy now
         return joining
 
     def _run_group(self, rids: list[int]) -> Iterator[None]:

@@ -11,11 +11,12 @@ def settle(speed: float, step_seconds: float, turns: int = 30) -> tuple[Pace, fl
     """A machine with this speed of prefill and length of step; the prefill time of its last turn."""
     pace = Pace(STALL_TARGET)
     for _ in range(12):
-        pace.observe(0, step_seconds)
+        pace.observe_step(step_seconds)
     tokens = 0
     for _ in range(turns):
         tokens = pace.tokens(running=8)
-        pace.observe(tokens, step_seconds + tokens / speed)
+        pace.observe_step(step_seconds)
+        pace.observe_prefill(tokens, tokens / speed)
     return pace, tokens / speed
 
 
@@ -25,9 +26,9 @@ def test_prefill_beside_running_rows_takes_the_stall_target(speed: float) -> Non
     assert seconds == pytest.approx(STALL_TARGET - 0.02, rel=0.1)
 
 
-def test_prefill_gets_a_quarter_of_a_step_that_is_longer_than_the_target() -> None:
+def test_prefill_gets_half_of_a_step_that_is_longer_than_the_target() -> None:
     _, seconds = settle(1000.0, 2.0)
-    assert seconds == pytest.approx(0.5, rel=0.1)
+    assert seconds == pytest.approx(1.0, rel=0.1)
 
 
 def test_with_nothing_running_a_turn_may_take_longer() -> None:
@@ -37,5 +38,5 @@ def test_with_nothing_running_a_turn_may_take_longer() -> None:
 
 def test_a_few_tokens_hardly_change_the_speed() -> None:
     pace, _ = settle(10_000.0, 0.02)
-    pace.observe(3, 0.05)
+    pace.observe_prefill(3, 0.03)
     assert pace.prefill_speed > 9_000
