@@ -26,7 +26,7 @@ def test_clearing(age: int, held: int, prefilled: bool, due: bool) -> None:
 
 def test_the_pool_holds_several_sets_of_logits() -> None:
     assert pool_limit(1, 100) == 512 << 20
-    assert pool_limit(1024, 150_000) == 4 * 1024 * 150_000 * 4
+    assert pool_limit(1024, 150_000) == 12 * 1024 * 150_000 * 4
 
 
 def test_memory_is_told_in_bytes() -> None:
