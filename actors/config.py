@@ -26,6 +26,7 @@ class CastConfig(msgspec.Struct, frozen=True):
     max_kv_size: int | None = None
     kv_bits: int | None = None
     kv_group_size: int = 64
+    decode_fairness: bool = True
     decode_stall_target_ms: float = 100.0
     memory_limit: int | None = None
     log_steps: bool = False

@@ -372,13 +372,25 @@ class Abort(Struct, frozen=True, array_like=True, tag=62):
 
 
 class EngineStats(Struct, frozen=True, array_like=True):
-    """The engine's load after a step. `step` counts completed turns that ran the model."""
+    """The engine's load after a step. `step` counts completed turns that ran the model.
+
+    Sums since the start: seconds the engine's thread spent `in_model` (waiting for the device), `in_python` (planning,
+    building graphs, reading results) and `in_sockets`; tokens prefilled and decoded; rows parked for want of memory.
+    `memory` and `cache` are bytes: all that MLX holds, and the rows' caches in it.
+    """
 
     step: int = 0
     running: int = 0
     prefilling: int = 0
     waiting: int = 0
     memory: int = 0
+    in_model: float = 0.0
+    in_python: float = 0.0
+    in_sockets: float = 0.0
+    prefilled: int = 0
+    decoded: int = 0
+    parked: int = 0
+    cache: int = 0
 
 
 class Step(Struct, frozen=True, array_like=True, tag=63):

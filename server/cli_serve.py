@@ -93,6 +93,7 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         max_kv_size=settings.max_kv_size,
         kv_bits=settings.kv_bits,
         kv_group_size=settings.kv_group_size,
+        decode_fairness=settings.decode_fairness,
         decode_stall_target_ms=settings.decode_stall_target_ms,
         memory_limit=settings.memory_limit,
         log_steps=settings.log_steps,

@@ -81,6 +81,7 @@ class ServeSettings(msgspec.Struct, frozen=True):
     max_kv_size: int | None = None
     kv_bits: int | None = None
     kv_group_size: int = 64
+    decode_fairness: bool = True
     decode_stall_target_ms: float = 100.0
     memory_limit: int | None = None
     log_steps: bool = False
@@ -126,6 +127,7 @@ OPTIONS: dict[str, Option] = {
     ),
     "kv_bits": Option(_one_of(4, 8), "4|8", "keep keys and values quantized to so many bits"),
     "kv_group_size": Option(_one_of(32, 64, 128), "32|64|128", "values that share a scale in quantized keys"),
+    "decode_fairness": Option(_boolean, "BOOL", "bound how long prompts may hold up running streams (on)"),
     "decode_stall_target_ms": Option(
         _number(float, 1, 1e6), "MS", "how long a step may take because of others' prompts"
     ),

@@ -5,9 +5,11 @@ Binds a ROUTER that only the streamer connects to. Everything runs on the proces
 """
 
 import gc
+import math
 import time
 from functools import partial
 
+import msgspec
 import structlog
 import zmq
 
@@ -73,13 +75,14 @@ class EngineActor(Actor):
         elif not model.batches_prefill:
             log.info("prompts are prefilled one row at a time", caches=model.cache_kinds)
         log.info("memory", cache_mb=budget >> 20, row_kb_per_token=round(model.row_memory.per_token / 1024, 2))
-        stall_target = config.decode_stall_target_ms / 1000
+        stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
         self._engine = Engine(model, limits, stall_target=stall_target, on_plan=log_plan if config.log_steps else None)
         self._streamer = 0
         self._peer = b""
         self._lost: set[int] = set()
         self._idle_since = time.monotonic()
         self.faults = 0
+        self._in_sockets = 0.0  # seconds
         # What the imports made lives as long as the process; a full collection would stall a step to look at it.
         gc.collect()
         gc.freeze()
@@ -93,7 +96,7 @@ class EngineActor(Actor):
         self.remove_socket(self._socket)
 
     def stats(self) -> EngineStats:
-        return self._engine.stats
+        return msgspec.structs.replace(self._engine.stats, in_sockets=self._in_sockets)
 
     def wait_ms(self) -> float | None:
         if self._engine.busy:
@@ -119,6 +122,11 @@ class EngineActor(Actor):
             self._engine.rest()
 
     def _receive(self) -> None:
+        began = time.perf_counter()
+        self._receive_all()
+        self._in_sockets += time.perf_counter() - began
+
+    def _receive_all(self) -> None:
         # All that has arrived, in its order: an abort behind its own submit then finds the row, and one for a row
         # in the batch takes effect before anything more is launched for it.
         while True:
@@ -152,6 +160,11 @@ class EngineActor(Actor):
                 self._engine.abort(rids)
 
     def _send(self, outcome: Outcome) -> None:
+        began = time.perf_counter()
+        self._send_step(outcome)
+        self._in_sockets += time.perf_counter() - began
+
+    def _send_step(self, outcome: Outcome) -> None:
         for rid in self._lost:
             outcome.end(rid, INTERNAL_ERROR, "the engine could not send this row's tokens")
         if not outcome:
@@ -166,7 +179,7 @@ class EngineActor(Actor):
             outcome.ended,
             outcome.reasons,
             outcome.errors,
-            self._engine.stats,
+            self.stats(),
             logprob_rids=[rid for rid, _ in asked],
             logprobs=[row.chosen for _, row in asked],
             top_ids=[row.top_ids for _, row in asked],

@@ -88,6 +88,11 @@ class DecodeBatch:
     def _every(self) -> list[RowGroup | SoloRow]:
         return [*self._groups, *self._solo]
 
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for the device."""
+        return self._lane.waited
+
     def join(self, groups: list[Joining], expected: int = 0) -> None:
         """Take in rows that are ready to decode; `expected` more are about to come."""
         for joining in groups:
@@ -133,7 +138,8 @@ class DecodeBatch:
     def collect(self) -> Collected:
         """Wait for the oldest step in flight and read it."""
         step = self._in_flight.popleft()
-        mx.eval([(drawn.tokens, _arrays(drawn.logprobs)) for drawn in step.drawn])
+        if not self._in_flight:
+            self._lane.wait()  # else what was dispatched after it has waited for it
         collected = Collected([], [], {})
         for rids, drawn in zip(step.slots, step.drawn, strict=True):
             tokens = np.array(drawn.tokens).tolist()

@@ -6,6 +6,7 @@ buffers that it reads. So a step that is dispatched while the one before runs co
 while the device works: build the next, wait for the one before, dispatch.
 """
 
+import time
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ class Lane:
 
     def __init__(self) -> None:
         self._running: Any = None
+        self.waited = 0.0  # seconds
 
     def dispatch(self, arrays: Any) -> None:
         """Have these arrays (a tree of them) computed, without waiting for it."""
@@ -27,4 +29,6 @@ class Lane:
         """Wait for what was dispatched last, and hold it no longer. Raises what went wrong in the computation."""
         running, self._running = self._running, None
         if running is not None:
+            began = time.perf_counter()
             mx.eval(running)
+            self.waited += time.perf_counter() - began

@@ -97,6 +97,9 @@ class Engine:
         self._on_plan = on_plan
         self._clock = clock
         self._step_began = 0.0
+        self._turning = 0.0  # seconds spent in turns, less what `deliver` took
+        self._prefilled_tokens = 0
+        self._decoded_tokens = 0
 
     @property
     def busy(self) -> bool:
@@ -107,8 +110,19 @@ class Engine:
     def stats(self) -> EngineStats:
         """The load now."""
         scheduler = self._scheduler
+        waited = self._batch.waited + self._prefill.waited
         return EngineStats(
-            self._steps, scheduler.running, scheduler.prefilling, scheduler.waiting, memory=memory.in_use()
+            self._steps,
+            scheduler.running,
+            scheduler.prefilling,
+            scheduler.waiting,
+            memory=memory.in_use(),
+            in_model=waited,
+            in_python=self._turning - waited,
+            prefilled=self._prefilled_tokens,
+            decoded=self._decoded_tokens,
+            parked=scheduler.parkings,
+            cache=self._batch.nbytes,
         )
 
     def submit(self, request: Submit) -> None:
@@ -173,6 +187,7 @@ class Engine:
 
         `deliver` gets what is known as soon as it is: the old step's tokens don't wait for this turn's prompts.
         """
+        turn_began = self._clock()
         outcome = Outcome()
         for rid, code, fault in self._rejected:
             outcome.end(rid, code, fault)
@@ -193,8 +208,10 @@ class Engine:
                 self._collect(outcome)
                 began = self._clock()  # only now the device turns to the prompts
             if outcome:
+                delivering = self._clock()
                 deliver(outcome)
                 outcome = Outcome()
+                turn_began += self._clock() - delivering
         expected = self._scheduler.prefilling + self._scheduler.waiting
         self._batch.join(self._prefill.join(plan.join), min(expected, self._limits.seats - len(self._batch)))
 
@@ -213,6 +230,8 @@ class Engine:
         if plan.decode or plan.chunks or step_before:
             self._steps += 1
         self._prefilled = bool(plan.chunks)
+        self._prefilled_tokens += plan.prefill_tokens
+        self._turning += self._clock() - turn_began
         if outcome:
             deliver(outcome)
 
@@ -239,6 +258,7 @@ class Engine:
         self._step_began = now
         taken = self._scheduler.take(step.rids, step.tokens)
         outcome.rids, outcome.tokens, outcome.logprobs = taken.rids, taken.tokens, step.logprobs
+        self._decoded_tokens += len(taken.tokens)
         for rid, token in zip(taken.rids, taken.tokens, strict=True):
             self._requests[rid].generated.append(token)
         for rid, reason in zip(taken.ended, taken.reasons, strict=True):

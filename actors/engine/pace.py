@@ -5,6 +5,7 @@ Pure arithmetic, fed by `actors.engine.engine` with what it measured; no clock o
 
 # Seconds of prefill in a turn when nothing runs: a bound on how long commands and the supervisor's probes wait.
 LONE_TARGET = 1.0
+MAX_TOKENS = 1 << 30  # of a turn without a target: other bounds hold
 FIRST_GUESS = 1024.0  # tokens per second, before anything was measured
 _WEIGHT = 0.5  # of the newest measurement, less for one of few tokens, where fixed costs hide the speed
 _FULL_WEIGHT_TOKENS = 256
@@ -28,7 +29,7 @@ class Pace:
         seconds = LONE_TARGET
         if running:
             seconds = max(self._stall_target - self.step_seconds, self.step_seconds / 2)
-        return int(self.prefill_speed * seconds)
+        return int(min(self.prefill_speed * seconds, MAX_TOKENS))
 
     def observe_step(self, seconds: float) -> None:
         """Learn from one decode step."""

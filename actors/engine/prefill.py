@@ -84,6 +84,11 @@ class Prefill:
         self._caches: dict[int, list[Cache]] = {}
         self._grouped: list[Joining] = []
 
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for the device."""
+        return self._lane.waited
+
     def add(self, row: Row) -> None:
         """A row that will come up in chunks."""
         self._rows[row.rid] = row

@@ -199,3 +199,32 @@ def test_stats_tell_the_load(model: Model, make_request, start_run) -> None:
     assert (stats.running, stats.prefilling, stats.waiting) == (0, 0, 0)
     assert run.engine._batch.nbytes == 0
     assert not run.engine._requests
+
+
+def test_stats_add_up_what_was_done(model: Model, make_request, start_run) -> None:
+    run = start_run(model)
+    tokens = run.all([make_request(0, range(10, 30), 7), make_request(1, [5], 3)])
+    stats = run.engine.stats
+    assert stats.decoded == sum(map(len, tokens.values())) == 10
+    assert stats.prefilled == 19
+    assert stats.in_model > 0
+    assert stats.in_python > 0
+
+
+def test_rows_that_are_parked_for_memory_get_the_same_tokens(model: Model, make_request, start_run) -> None:
+    requests = [make_request(rid, range(10 + rid, 200 + rid), 120, temperature=[0.0, 0.9][rid % 2]) for rid in range(6)]
+    free = start_run(model).all(requests)
+    tight = start_run(model, Limits(cache_bytes=1000, row_bytes=lambda length: length))
+    assert tight.all(requests) == free
+    assert tight.engine.stats.parked > 0
+    assert tight.engine.stats.cache == 0
+
+
+def test_a_prompt_that_can_never_fit_is_refused_with_numbers(model: Model, make_request, start_run) -> None:
+    run = start_run(model, Limits(cache_bytes=400 << 20, row_bytes=lambda length: length << 20))
+    run.engine.submit(make_request(0, range(10, 310), 5))
+    run.engine.submit(make_request(1, range(10, 20), 5))
+    run.finish()
+    assert run.reasons == {0: "prompt_too_long", 1: "length"}
+    assert "300 tokens" in run.errors[0]
+    assert "--memory-limit" in run.errors[0]
