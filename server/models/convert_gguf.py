@@ -36,6 +36,10 @@ _PARTS = {
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
+# From the examples of SmolLM2's model card; a GGUF file holds none. At temperature 1 so small a model babbles.
+RECOMMENDED_SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+
+
 def model_name(gguf_name: str) -> str:
     """Name in a Hugging Face llama of the GGUF tensor `gguf_name`.
 
@@ -193,10 +197,8 @@ def convert(gguf: Path, folder: Path, *, quantized: bool) -> None:
         weights[model_name(name)] = unpermute(array, heads[part]) if part in heads else array
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     write_tokenizer(metadata, folder, config["max_position_embeddings"])
-    write_json(
-        folder / "generation_config.json",
-        {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
-    )
+    ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    write_json(folder / "generation_config.json", ids | RECOMMENDED_SAMPLING)
     write_json(folder / "config.json", config)
 
 

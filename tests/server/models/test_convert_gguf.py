@@ -104,7 +104,8 @@ def test_convert_writes_a_model_folder(tmp_path: Path) -> None:
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (HEADS, KV_HEADS)
     assert (config["max_position_embeddings"], config["rms_norm_eps"]) == (128, 1e-5)
     assert "quantization" not in config
-    assert json.loads((tmp_path / "generation_config.json").read_bytes())["eos_token_id"] == 2
+    generation = json.loads((tmp_path / "generation_config.json").read_bytes())
+    assert (generation["eos_token_id"], generation["temperature"], generation["top_p"]) == (2, 0.2, 0.9)
 
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.encode("<start>ab12").ids == [1, 5, 6, 7]
