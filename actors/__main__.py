@@ -60,7 +60,10 @@ def main() -> int:
     try:
         config = read_config(me.run_dir)
         configure_logs(config.log_level, actor=me.name, pid=os.getpid(), epoch=me.epoch)
-        make_actor(me, config, control).run()
+        actor = make_actor(me, config, control)
+        actor.run()
+        if actor.abandoned:
+            os._exit(0)
     except StartError as error:
         control.report(StartFailed(me.role, me.index, me.epoch, str(error)))
         code = 1

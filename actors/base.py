@@ -68,6 +68,7 @@ class Actor:
         self.poller = zmq.Poller()
         self._handlers: dict[Socket, Callable[[], None]] = {}
         self.running = True
+        self.abandoned = False  # after `close`: a thread still works, so the process can only be left as it is
         self.add_socket(control.socket, self._serve_control)
 
     # What subclasses override.

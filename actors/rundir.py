@@ -54,6 +54,16 @@ class RunDirectory:
         root = run_root()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         ipc_endpoint(root / "01234567", "tokenizer99-99999999")
+        # One at a time: a sweep must not take what another is about to lock.
+        making = os.open(root, os.O_RDONLY)
+        try:
+            fcntl.flock(making, fcntl.LOCK_EX)
+            return cls._create(root, name)
+        finally:
+            os.close(making)
+
+    @classmethod
+    def _create(cls, root: Path, name: str) -> "RunDirectory":
         sweep(root)
         name_lock = _try_lock(root / f"{name}.lock")
         if name_lock is None:

@@ -28,7 +28,7 @@ class Slot:
     asked: float = 0.0
     exited: float = 0.0
     exit_text: str = ""
-    start_error: str = ""
+    error: str = ""
     streams: int = 0
     answered: int = 0
 
@@ -87,16 +87,17 @@ class Supervision:
         """The slot's process has ended; `text` says how."""
         slot.state, slot.exited, slot.exit_text = "dead", now, text
 
-    def excuse(self) -> None:
-        """The supervisor itself stood still (a laptop slept): no open probe or start counts."""
+    def excuse(self, seconds: float) -> None:
+        """The supervisor itself stood still for so long (a laptop slept): no probe or start is judged by that time."""
         for slot in self.slots:
             slot.asked = 0.0
+            slot.started += seconds
 
     def failure(self, now: float) -> str | None:
         """Why the system must end now; None while it may go on."""
         for slot in self.slots:
-            if slot.start_error:
-                return f"{slot.name} can't start: {slot.start_error}"
+            if slot.error:
+                return f"{slot.name} {slot.error}"
             if slot.state == "dead" and now - slot.exited >= LAST_WORDS:
                 return f"{slot.name} (pid {slot.pid}) {slot.exit_text}"
             if slot.state == "starting" and slot.pid and now - slot.started > self.start_timeout:

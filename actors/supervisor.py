@@ -94,19 +94,21 @@ class Supervisor:
 
     def run(self) -> int:
         """Serve until a signal or a failure. 0 after an orderly end, 1 with the cause on stderr otherwise."""
-        write_config(self._config)
         wake_out, wake_in = socket.socketpair()
         wake_out.setblocking(False)
         wake_in.setblocking(False)
-        handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        # A hang-up that `nohup` has the process ignore stays ignored.
+        heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        handlers = {number: signal.signal(number, self._on_signal) for number in heeded}
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         old_wakeup = signal.set_wakeup_fd(wake_in.fileno(), warn_on_full_buffer=False)
-        self._control = bind_router(self._context, ipc_endpoint(self._run_dir.path, "control"))
         self._poller = zmq.Poller()
-        self._poller.register(self._control, zmq.POLLIN)
         self._poller.register(wake_out.fileno(), zmq.POLLIN)
         self._wake = wake_out
         try:
+            write_config(self._config)
+            self._control = bind_router(self._context, ipc_endpoint(self._run_dir.path, "control"))
+            self._poller.register(self._control, zmq.POLLIN)
             for slot in self._table.slots:
                 self._spawn(slot)
             cause = self._serve()
@@ -122,7 +124,9 @@ class Supervisor:
             wake_out.close()
             wake_in.close()
             self._run_dir.remove()
-        if cause:
+        if not cause:
+            log.info("stopped")
+        else:
             log.error("stopped", cause=cause)
             print(f"callboard: {cause}", file=sys.stderr, flush=True)
         return 1 if cause else 0
@@ -182,7 +186,7 @@ class Supervisor:
             self._poll(0.2)
             now = time.monotonic()
             if now - last > SLEPT:
-                self._table.excuse()
+                self._table.excuse(now - last)
             last = now
             self._reap()
             cause = self._table.failure(now)
@@ -206,7 +210,7 @@ class Supervisor:
     def _begin_drain(self, now: float) -> None:
         self._phase = Phase.DRAINING
         self._drain_until = now + self._config.drain_timeout
-        log.info("draining", seconds=self._config.drain_timeout, engine=self._table.engine)
+        log.info("draining", at_most_seconds=self._config.drain_timeout, running=self._table.engine.running)
         order = Drain(self._config.drain_timeout)
         for slot in [*self._table.of_role("streamer"), *self._table.of_role("http")]:
             self._order(slot, order)
@@ -283,7 +287,8 @@ class Supervisor:
             case StartFailed():
                 slot = self._table.slot(report.role, report.index, report.epoch)
                 if slot is not None:
-                    slot.start_error = report.message
+                    served = slot.state == "ready"
+                    slot.error = f"failed: {report.message}" if served else f"can't start: {report.message}"
             case Alive():
                 before = self._table.engine
                 self._table.alive(report)

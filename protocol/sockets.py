@@ -37,5 +37,9 @@ def connect_dealer(
     socket = _prepare(context.socket(zmq.DEALER))
     if identity is not None:
         socket.identity = identity
-    socket.connect(endpoint)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError:
+        socket.close()
+        raise
     return socket

@@ -47,19 +47,30 @@ def _start(model: str, name: str, console: Console) -> "subprocess.Popen[bytes]"
     command = [sys.executable, "-P", "-m", "server.cli", "serve", model, "--port", "0", "--name", name]
     # A session of its own: Ctrl-C in the terminal stops an answer, not the server.
     process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
-    until = time.monotonic() + START_LIMIT
-    with console.status(f"starting a server with {model} …"):
-        while time.monotonic() < until and process.poll() is None:
-            if any(record.name == name for record in running_servers()):
-                with Client(name) as client:
-                    if client.models():
-                        return process
-            time.sleep(0.2)
+    try:
+        with console.status(f"starting a server with {model} …"):
+            if _wait_until_ready(process, name):
+                return process
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
     if process.poll() is None:
         process.terminate()
     process.wait()
     log.seek(0)
     raise ServerNotFound("server_not_found", f"no server could be started:\n{log.read().decode(errors='replace')}")
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", name: str) -> bool:
+    until = time.monotonic() + START_LIMIT
+    while time.monotonic() < until and process.poll() is None:
+        if any(record.name == name for record in running_servers()):
+            with Client(name) as client:
+                if client.models():
+                    return True
+        time.sleep(0.2)
+    return False
 
 
 def _talk(client: Client, args: argparse.Namespace, console: Console) -> None:

@@ -17,6 +17,7 @@ from actors.logs import configure_logs
 from actors.rundir import NameTaken, RunDirectory
 from actors.supervision import Supervision
 from actors.supervisor import HttpSpec, Supervisor, raise_file_limit
+from protocol.endpoints import home
 from server.models.device import installed_device, missing_backend_hint
 from server.models.errors import ModelError
 from server.models.resolve import resolve_model
@@ -67,8 +68,10 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
     url = f"http://{host}:{port}"
     try:
         run_dir = RunDirectory.create(settings.name or str(port))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise CannotServe(str(error)) from None
+    except OSError as error:
+        raise CannotServe(f"no run directory can be made in {home()}: {error}; set CALLBOARD_HOME") from None
     try:
         model_path = resolve_model(spec, device=device)
     except BaseException:
@@ -107,7 +110,10 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
     def on_ready(table: Supervision) -> None:
         print_welcome(url, run_dir.name, model_name, table)
 
-    return Supervisor(config, run_dir, http, on_ready).run()
+    try:
+        return Supervisor(config, run_dir, http, on_ready).run()
+    except OSError as error:
+        raise CannotServe(f"the server can't be started: {error}") from error
 
 
 def served_name(spec: str, path: Path) -> str:

@@ -41,7 +41,7 @@ _SHARED: dict[str, tuple[Any, ...]] = {
 
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = _SHARED | {
     "tools": (None, []),
-    "tool_choice": (None, "none"),
+    "tool_choice": (None, "none", "auto"),
     "parallel_tool_calls": (None, True, False),
     "functions": (None, []),
     "function_call": (None, "none"),

@@ -17,7 +17,7 @@ from actors.base import Actor, StartError
 from actors.engine import memory, weights
 from actors.engine.engine import Engine, Outcome
 from actors.engine.model import ModelError, load
-from actors.engine.scheduler import Limits, Plan
+from actors.engine.scheduler import BLOCK, Limits, Plan
 from actors.engine.solo_row import batches_rightly
 from protocol.codec import CodecError, command_codec, encode
 from protocol.errors import INTERNAL_ERROR
@@ -59,6 +59,11 @@ class EngineActor(Actor):
             raise StartError(str(error)) from error
         memory.set_limits(config.max_num_seqs, model.vocab_size)
         budget = memory.cache_budget(config.memory_limit, config.max_num_seqs, model.vocab_size)
+        if budget < memory.row_bytes(model.row_memory, BLOCK):
+            raise StartError(
+                f"with its memory limit the engine has {budget >> 20} MB left for keys and values once "
+                f"{config.model_name} is loaded; raise --memory-limit, or take a smaller model"
+            )
         limits = Limits(
             config.max_num_seqs,
             config.max_num_batched_tokens,
@@ -189,11 +194,12 @@ class EngineActor(Actor):
             self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self.faults += 1
-            log.error("step not sent", error=str(error), faults=self.faults)
             if error.errno == zmq.EHOSTUNREACH:  # nobody is left to tell
+                log.warning("the streamer is gone", faults=self.faults)
                 self._engine.reset()
                 self._lost.clear()
                 return
+            log.error("step not sent", error=str(error), faults=self.faults)
             # These rows now miss a token or their end, so they can only fail.
             self._lost.update(outcome.rids, outcome.ended)
             self._engine.abort([*self._lost])

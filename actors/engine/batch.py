@@ -21,6 +21,7 @@ from actors.engine.sampler import Drawn
 from actors.engine.solo_row import SoloRow
 
 MERGE_EVERY = 64  # steps between looks for groups that have become alike
+SMALL_ROW = 256 << 10  # bytes up to which rows may be padded, whatever their own length
 MARGIN = 64  # tokens by which a row may be taken to grow when its place is chosen
 
 
@@ -166,6 +167,8 @@ class DecodeBatch:
             alone = self._price(1, length)
             best, least = None, alone
             for group, (rows, longest) in planned.items():
+                if rows and not self._alike(longest, length):
+                    continue
                 more = self._price(rows + 1, max(longest, length)) - self._price(rows, longest)
                 if more < least or (more == least and best is None):
                     best, least = group, more
@@ -178,6 +181,11 @@ class DecodeBatch:
             chosen.setdefault(best, []).append(place)
         return {group: sorted(places) for group, places in chosen.items()}
 
+    def _alike(self, longest: int, length: int) -> bool:
+        # The memory guard counts on rows that are padded to twice their own bytes at most.
+        size = self._model.row_memory.bytes
+        return size(max(longest, length)) <= max(2 * size(min(longest, length)), SMALL_ROW)
+
     def _price(self, rows: int, longest: int) -> float:
         return self._model.step_bytes + rows * self._model.row_memory.bytes(longest) if rows else 0.0
 
@@ -189,6 +197,8 @@ class DecodeBatch:
                 if small is large or len(small) > len(large) or not len(small):
                     continue
                 apart = self._price(len(small), small.longest) + self._price(len(large), large.longest)
+                if not self._alike(large.longest, small.longest):
+                    continue
                 if self._price(len(small) + len(large), max(small.longest, large.longest)) < 0.9 * apart:
                     large.take_over(small)
                     break

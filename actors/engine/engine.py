@@ -97,6 +97,7 @@ class Engine:
         self._on_plan = on_plan
         self._clock = clock
         self._step_began = 0.0
+        self._resets = 0
         self._turning = 0.0  # seconds spent in turns, less what `deliver` took
         self._prefilled_tokens = 0
         self._decoded_tokens = 0
@@ -180,7 +181,9 @@ class Engine:
         self._scheduler.abort_all()
         self._requests.clear()
         self._rejected.clear()
+        self._prefill.clear()
         self._batch.clear()
+        self._resets += 1
 
     def turn(self, deliver: Callable[[Outcome], None]) -> None:
         """Dispatch one turn of work, and read the step that was dispatched a turn ago.
@@ -188,6 +191,7 @@ class Engine:
         `deliver` gets what is known as soon as it is: the old step's tokens don't wait for this turn's prompts.
         """
         turn_began = self._clock()
+        resets = self._resets
         outcome = Outcome()
         for rid, code, fault in self._rejected:
             outcome.end(rid, code, fault)
@@ -212,8 +216,9 @@ class Engine:
                 deliver(outcome)
                 outcome = Outcome()
                 turn_began += self._clock() - delivering
-        expected = self._scheduler.prefilling + self._scheduler.waiting
-        self._batch.join(self._prefill.join(plan.join), min(expected, self._limits.seats - len(self._batch)))
+                if self._resets != resets:
+                    return  # there was nobody to deliver to, and this turn's rows are gone
+        self._batch.join(self._prefill.join(plan.join), expected=self._scheduler.prefilling)
 
         def prefilled() -> None:
             if plan.chunks:

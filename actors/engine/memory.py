@@ -74,8 +74,9 @@ def _default_limit() -> int:
 
 
 def row_bytes(of_row: RowMemory, length: int) -> int:
-    """Bytes that a row of `length` tokens takes in the batch: room grows in steps, and by a quarter at a time."""
-    return of_row.bytes(-(-length // GROW) * GROW) * 5 // 4
+    """Bytes that a row of `length` tokens may take in the batch: room for tokens and slots grows in steps, and rows are
+    padded to longer ones."""
+    return of_row.bytes(-(-length // GROW) * GROW) * 2
 
 
 class Pool:

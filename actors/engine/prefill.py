@@ -99,6 +99,13 @@ class Prefill:
             self._rows.pop(rid, None)
             self._caches.pop(rid, None)
 
+    def clear(self) -> None:
+        """Forget every row."""
+        self._rows.clear()
+        self._caches.clear()
+        self._grouped.clear()
+        self._lane.wait()
+
     def run(self, chunks: list[Chunk]) -> Iterator[None]:
         """Dispatch the chunks of one turn; yields after each forward. Those that are `whole` must be joined in the
         same turn."""
@@ -161,8 +168,12 @@ class Prefill:
         # Several rows fill the device with fewer tokens of each, and what lies between the layers stays in cache.
         rows, total = ids.shape
         tokens = min(self._forward_tokens, max(self._forward_tokens * FULL_FORWARDS // rows, 32))
-        for start in range(0, total, tokens):
-            self._model.forward(mx.array(ids[:, start : start + tokens]), caches)
+        start = 0
+        while start < total:
+            # Not one token of several rows at the end: mlx-lm's batched windows take that for a decode step.
+            end = total if rows > 1 and total - start == tokens + 1 else start + tokens
+            self._model.forward(mx.array(ids[:, start:end]), caches)
+            start = end
             # Each forward is launched by itself: as one graph all of them would hold their memory together.
             self._lane.dispatch([cache.state for cache in caches])
             yield

@@ -36,6 +36,7 @@ from protocol.messages import (
     Detokenized,
     Drain,
     Encoded,
+    End,
     Generate,
     Hello,
     ListModels,
@@ -57,6 +58,10 @@ from protocol.sockets import bind_router
 
 log = structlog.get_logger()
 
+TOO_LONG = (
+    "the request ran over its time limit of {:g} s; ask for fewer tokens (max_tokens), or raise the request's "
+    "timeout or the server's --timeout"
+)
 TICK = 0.25  # seconds between looks at deadlines and silent clients
 MESSAGES_PER_TURN = 1000  # from clients, so that a flood can't keep the engine's steps waiting
 MAX_WAITING_CALLS = 1024  # tokenize and detokenize calls that may wait
@@ -129,6 +134,7 @@ class StreamerActor(Actor):
         self._draining = True
 
     def on_stop(self, order: Stop) -> None:
+        self._draining = True
         self._end_all("failed", order.code, order.message)
 
     # Clients.
@@ -198,6 +204,16 @@ class StreamerActor(Actor):
 
     def _generate(self, client: ClientConnection, request: Generate) -> None:
         now = time.monotonic()
+        # Before anything is made of the request: its options are not known to be in bounds yet.
+        refusal = self._refusal(client, request)
+        if refusal is not None:
+            code, message, param = refusal
+            retry = self._admission.retry_after(now) if code in (errors.QUEUE_FULL, errors.LOADING) else 0.0
+            if code == errors.DRAINING:
+                retry = max(1.0, self.config.drain_timeout)
+            end = End(request.ref, "rejected", code=code, message=message, retry_after=retry, param=param)
+            self._clients.gather(client.identity, None, end)
+            return
         self._rids += 1
         params = self._files.resolve(request.params)
         if params.seed is None:
@@ -211,15 +227,6 @@ class StreamerActor(Actor):
             deadline=now + timeout,
             now=now,
         )
-        refusal = self._refusal(client, request)
-        if refusal is not None:
-            code, message, param = refusal
-            retry = self._admission.retry_after(now) if code in (errors.QUEUE_FULL, errors.LOADING) else 0.0
-            if code == errors.DRAINING:
-                retry = max(1.0, self.config.drain_timeout)
-            end = stream.end(now, "rejected", code=code, message=message, retry_after=retry, param=param)
-            self._clients.gather(client.identity, None, end)
-            return
         self._streams[stream.rid] = stream
         client.streams[stream.ref] = stream.rid
         if request.ids is not None:
@@ -431,7 +438,7 @@ class StreamerActor(Actor):
             log.warning("client silent", client=client.name, streams=len(client.streams))
             self._end_client(client, errors.CANCELLED, "the client was silent for 3 s")
         for stream in [stream for stream in self._streams.values() if now > stream.deadline]:
-            self._end(stream, "failed", code=errors.TIMEOUT, message="the request ran over its time limit")
+            self._end(stream, "failed", code=errors.TIMEOUT, message=TOO_LONG.format(stream.timeout))
 
     def _flush(self) -> None:
         while True:

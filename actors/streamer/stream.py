@@ -57,6 +57,7 @@ class Stream:
         self.label = request.label
         self.params = params
         self.deadline = deadline
+        self.timeout = round(deadline - now, 3)
         self.phase = Phase.TOKENIZING
         self.prompt = b""
         self.tokens = array("I")

@@ -15,7 +15,7 @@ import zmq
 
 from actors.base import Actor, Socket
 from protocol.codec import CodecError, encode, result_codec
-from protocol.errors import TOKENIZER_LOST
+from protocol.errors import INVALID_REQUEST, TOKENIZER_LOST
 from protocol.messages import ActorState, Decode, Decoded, Encode, Encoded, TokenizerResult
 from protocol.sockets import connect_dealer
 
@@ -112,7 +112,7 @@ class TokenizerPool:
         self._dispatch()
 
     def submit(self, job: Job) -> None:
-        """Have a job done; `job.done` is called with the result, once, never from inside this call."""
+        """Have a job done; `job.done` is called with the result, once."""
         (self._long if job.long else self._short).append(job)
         self._dispatch()
 
@@ -139,8 +139,14 @@ class TokenizerPool:
 
     def _give(self, job: Job, worker: Worker) -> None:
         self._numbers += 1
-        worker.outstanding[self._numbers] = job
-        worker.socket.send(encode(job.message(worker.epoch, self._numbers)), zmq.NOBLOCK)
+        try:
+            worker.socket.send(encode(job.message(worker.epoch, self._numbers)), zmq.NOBLOCK)
+        except CodecError as error:  # nested deeper than can be sent on
+            job.done(job.failed(INVALID_REQUEST, str(error)))
+        except zmq.ZMQError as error:
+            job.done(job.failed(TOKENIZER_LOST, f"the tokenizer process takes no work: {error}"))
+        else:
+            worker.outstanding[self._numbers] = job
 
     def _receive(self, worker: Worker) -> None:
         while True:

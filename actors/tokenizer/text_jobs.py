@@ -11,8 +11,16 @@ from actors.tokenizer.text_tokenizer import load_tokenizer
 from protocol.errors import INTERNAL_ERROR, INVALID_REQUEST
 from protocol.ids import pack_ids, unpack_ids
 from protocol.messages import Decode, Decoded, Encode, Encoded, TokenizerResult
+from protocol.sockets import MAX_MESSAGE
 
 log = structlog.get_logger()
+
+MAX_RESULT = MAX_MESSAGE - 4096  # bytes of ids that fit one message
+
+
+def printable(error: Exception) -> str:
+    """The error's text in a form that can be sent; it may quote a lone surrogate."""
+    return str(error).encode(errors="replace").decode()
 
 
 class TextJobs:
@@ -31,18 +39,23 @@ class TextJobs:
             try:
                 return Decoded(job.epoch, job.job, self._tokenizer.decode(unpack_ids(job.ids)))
             except (ValueError, OverflowError) as error:
-                return Decoded(job.epoch, job.job, code=INVALID_REQUEST, message=str(error))
+                return Decoded(job.epoch, job.job, code=INVALID_REQUEST, message=printable(error))
             except Exception as error:
                 log.exception("decoding failed", job=job.job)
-                return Decoded(job.epoch, job.job, code=INTERNAL_ERROR, message=f"decoding failed: {error}")
+                return Decoded(job.epoch, job.job, code=INTERNAL_ERROR, message=f"decoding failed: {printable(error)}")
         param = "messages" if job.messages is not None else "prompt"
         try:
-            return Encoded(job.epoch, job.job, pack_ids(self._encode(job)))
+            ids = pack_ids(self._encode(job))
+            if len(ids) > MAX_RESULT:
+                raise ValueError(
+                    f"the text has {len(ids) // 4} tokens; at most {MAX_RESULT // 4} can be handled at once"
+                )
+            return Encoded(job.epoch, job.job, ids)
         except ValueError as error:
-            return Encoded(job.epoch, job.job, code=INVALID_REQUEST, message=str(error), param=param)
+            return Encoded(job.epoch, job.job, code=INVALID_REQUEST, message=printable(error), param=param)
         except Exception as error:
             log.exception("encoding failed", job=job.job)
-            return Encoded(job.epoch, job.job, code=INTERNAL_ERROR, message=f"tokenizing failed: {error}")
+            return Encoded(job.epoch, job.job, code=INTERNAL_ERROR, message=f"tokenizing failed: {printable(error)}")
 
     def _encode(self, job: Encode) -> list[int]:
         if job.messages is None:

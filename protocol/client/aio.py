@@ -12,7 +12,7 @@ from typing import Any
 from protocol.client.connection import Connection
 from protocol.client.requests import Delta, Messages, build_generate, error_of, split_deltas
 from protocol.endpoints import find_endpoint
-from protocol.errors import CallboardError, RequestRejected
+from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_ids
 from protocol.messages import (
     Accepted,
@@ -191,10 +191,11 @@ class AsyncClient:
         for ref in list(self._streams):
             self._cancel(ref)
         await self._loop.run_in_executor(None, self._connection.close)
+        self._end_all(ServerLost(SERVER_LOST, "the client was closed"))
 
     def fail_open_streams(self, error: CallboardError) -> None:
         """End every open stream and call with `error`, for a program that knows better that the server is gone."""
-        self._on_lost(error)
+        self._end_all(error)
 
     async def _call(self, message: Tokenize | Detokenize | ListModels) -> ServerMessage:
         future: asyncio.Future[ServerMessage] = self._loop.create_future()
@@ -245,11 +246,14 @@ class AsyncClient:
                     future.set_result(message)
 
     def _on_lost(self, error: CallboardError) -> None:
+        self._end_all(error)
+        if self.on_lost is not None:
+            self.on_lost(error)
+
+    def _end_all(self, error: CallboardError) -> None:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream._deliver(error)
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
-        if self.on_lost is not None:
-            self.on_lost(error)

@@ -113,14 +113,16 @@ class Connection:
     # All below runs on the connection's thread.
 
     def _run(self) -> None:
-        dealer = connect_dealer(self._context, self.endpoint)
+        dealer = None
         try:
+            dealer = connect_dealer(self._context, self.endpoint)
             self._serve(dealer)
         except zmq.ZMQError as error:
             self._lose(ServerLost(SERVER_LOST, f"the connection to {self.endpoint} failed: {error}"))
         finally:
-            dealer.close(linger=500)
-            self._context.term()
+            if dealer is not None:
+                dealer.close(linger=500)
+            self._context.destroy(linger=500)
             self._wake_out.close()
             self._wake_in.close()
 
@@ -192,8 +194,11 @@ class Connection:
                     return
                 self._welcome = message
                 self._welcomed.set()
-            case Refused(message=text):
-                self._lose(CallboardError(PROTOCOL_MISMATCH, text))
+            case Refused(version=version, message=text):
+                if version == PROTOCOL_VERSION:  # it has forgotten us, or never knew us
+                    self._lose(ServerLost(SERVER_LOST, f"the server refuses this connection: {text}"))
+                else:
+                    self._lose(CallboardError(PROTOCOL_MISMATCH, text))
             case Pong(incarnation=incarnation):
                 if self._welcome is not None and incarnation != self._welcome.incarnation:
                     self._lose(ServerLost(SERVER_LOST, "the server was replaced"))

@@ -10,7 +10,7 @@ from typing import Any
 from protocol.client.connection import Connection
 from protocol.client.requests import Delta, Messages, build_generate, error_of, split_deltas
 from protocol.endpoints import find_endpoint
-from protocol.errors import CallboardError, RequestRejected, ServerLost
+from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_ids
 from protocol.messages import (
     Accepted,
@@ -154,6 +154,7 @@ class Client:
         for ref in open_refs:
             self._cancel(ref)
         self._connection.close()
+        self._on_lost(ServerLost(SERVER_LOST, "the client was closed"))
 
     def __enter__(self) -> "Client":
         return self

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from protocol import Client
 from protocol.endpoints import (
     ServerRecord,
     check_name,
@@ -17,7 +18,7 @@ from protocol.endpoints import (
     record_path,
     run_root,
 )
-from protocol.errors import ServerNotFound
+from protocol.errors import ServerLost, ServerNotFound
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +84,8 @@ def test_names_that_can_be_no_file_are_refused(name):
 def test_a_long_socket_path_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match="CALLBOARD_HOME"):
         ipc_endpoint(Path("/" + "x" * 120), "control")
+
+
+def test_an_endpoint_that_is_none_fails_at_once():
+    with pytest.raises(ServerLost, match="nonsense"):
+        Client(endpoint="nonsense")

@@ -217,7 +217,7 @@ def test_unsupported_options(worker: HttpWorker, path: str, table: dict[str, tup
         {"n": True},
         {"response_format": {"type": "json_object"}},
         {"tools": [{"type": "function"}]},
-        {"tool_choice": "auto"},
+        {"tool_choice": "required"},
         {"functions": [{}]},
         {"best_of": 2},
         {"repetition_context_size": 20},

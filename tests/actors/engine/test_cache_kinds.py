@@ -171,3 +171,13 @@ def changing_batch(model: Model, make_request, start_run, same_as_plain) -> None
             run.engine.abort([5])
     run.finish()
     same_as_plain(model, [each for each in requests if each.rid != 5], run.tokens)
+
+
+def test_a_padded_group_that_would_end_in_one_token(make_request, start_run, same_as_plain) -> None:
+    model = tiny(CONFIGS["plain"], 400)
+    draw = random.Random(3)
+    requests = [
+        make_request(r, [draw.randrange(10, VOCABULARY) for _ in range(n)], 5) for r, n in enumerate((250, 258))
+    ]
+    run = start_run(model)
+    same_as_plain(model, requests, run.all(requests))

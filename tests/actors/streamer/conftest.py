@@ -132,7 +132,8 @@ class Rig:
             if isinstance(job, Decode):
                 answer = Decoded(3, job.job, "decoded")
             else:
-                text = job.text if job.text is not None else job.messages[-1]["content"]
+                content = job.messages[-1]["content"] if job.messages else job.text
+                text = content if isinstance(content, str) else ""
                 answer = Encoded(3, job.job, pack_ids(self.tokenizer.encode(text)))
             socket.send_multipart([peer, encode(answer)])
 

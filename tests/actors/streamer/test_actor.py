@@ -448,3 +448,47 @@ def test_a_server_that_vanishes_ends_streams_as_lost(make_rig):
             client.generate("x").text()
         assert 2.5 < time.monotonic() - began < 6
     context.destroy(linger=0)
+
+
+def test_a_huge_stop_string_is_refused_before_anything_is_made_of_it(rig):
+    raw = RawClient(rig)
+    raw.send(Hello(1))
+    began = time.monotonic()
+    raw.send(Generate(1, SamplingParams(stop=["x" * (8 << 20)]), ids=b"\5\0\0\0"))
+    assert "1024" in raw.end().message
+    assert time.monotonic() - began < 2
+
+
+def test_messages_too_deep_to_be_passed_on_fail_alone(rig):
+    raw = RawClient(rig)
+    raw.send(Hello(1))
+    for depth in range(900, 1010, 3):
+        value = "x"
+        for _ in range(depth):
+            value = [value]
+        try:
+            frame = encode(Generate(depth, SamplingParams(), messages=[{"role": "user", "content": value}]))
+        except ValueError:
+            break
+        raw.send(frame)
+    assert rig.client().tokenize("hello") == ids_of(rig, "hello")
+
+
+def test_closing_a_client_ends_its_readers(rig):
+    client = rig.client()
+    stream = client.generate("x")
+    ends = []
+
+    def read():
+        try:
+            stream.text()
+        except RequestFailed as error:
+            ends.append(error.code)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    rig.engine.submit()
+    client.close()
+    reader.join(5)
+    assert not reader.is_alive()
+    assert stream.end is not None or ends == ["server_lost"]

@@ -55,7 +55,7 @@ def test_the_childs_own_text_goes_before_its_exit_code():
     table = started()
     engine = table.of_role("engine")[0]
     table.exited(engine, "exited with code 1", 5.0)
-    engine.start_error = "no such architecture"
+    engine.error = "can't start: no such architecture"
     assert table.failure(5.0) == "engine can't start: no such architecture"
 
 
@@ -66,7 +66,7 @@ def test_a_silent_actor_hangs_unless_the_machine_slept():
     streamer.asked = 10.0
     assert table.failure(10.0 + SILENCE_LIMIT) is None
     assert "streamer" in table.failure(10.1 + SILENCE_LIMIT)
-    table.excuse()
+    table.excuse(20.0)
     assert table.failure(10.1 + SILENCE_LIMIT) is None
     streamer.asked = 10.0
     table.alive(Alive("streamer", 0, streamer.epoch, 3, streams=2))
