@@ -252,6 +252,7 @@ class Engine:
     def rest(self) -> None:
         """Housekeeping of an engine that has been idle for a while."""
         self._pool.clear()
+        memory.trim()
 
     def _collect(self, outcome: Outcome, keep: int = 0) -> None:
         """Read the step in flight, if there are more than `keep`."""

@@ -3,6 +3,8 @@
 Used on the engine's one thread.
 """
 
+import contextlib
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,12 @@ class Pool:
         mx.clear_cache()
         self._age = 0
         self._used = False
+
+
+def trim() -> None:
+    """Have the C library give free memory back to the system, where it keeps some (glibc)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def clearing_due(age: int, held: int, limit: int, *, prefilled: bool) -> bool:
