@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from bench.harness import ROOT
+from server.models.demo import demo_model
 
 DEMO = "demo"
 
@@ -17,3 +18,8 @@ def tiny_model() -> Path:
     spec.loader.exec_module(module)
     folder: Path = module.tiny_model()
     return folder
+
+
+def demo_folder() -> Path:
+    """Folder of the demo model, made when it isn't there yet."""
+    return demo_model("cpu", progress=False)

@@ -1,10 +1,12 @@
-"""What a decode step costs beside the model: forward and sampler against bare floors, in one interleaved run.
+"""What a step of the engine costs beside the model: its turns against bare floors, in one interleaved run.
 
-    OPENBLAS_NUM_THREADS=1 LD_PRELOAD=<OpenBLAS> python bench/step_overhead.py [--rows 1 32 128 256] [--json FILE]
+    OPENBLAS_NUM_THREADS=1 LD_PRELOAD=<OpenBLAS> python -m bench.step_overhead [--rows 1 32 128 256] [--json FILE]
 
-Each round runs every case and every floor once, in another order; medians of the rounds are compared. Rows are in
-mlx-lm's batch cache with a context of `--context` tokens, so the forward is the same for all. MLX's buffer-cache
-limit is raised for all alike. The BLAS must be preloaded, as the engine's is.
+Each round runs every case and every floor once, in another order; medians of the rounds are compared. A case is an
+engine whose rows all decode: scheduler, slots, forward, sampler, reading the tokens and housekeeping. A floor is the
+forward on mlx-lm's plain caches and what it names. All have as long a context, `--context` tokens and those since.
+MLX's buffer-cache limit is raised for all alike. The BLAS must be preloaded, as the engine's is.
+`python -m bench.step_overhead --child` answers requests line by line (`bench.mlx_child`).
 """
 
 import argparse
@@ -12,44 +14,57 @@ import gc
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from actors.engine.model import Model, load
-from actors.engine.sampler import RowOptions, Sampler
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from actors.engine.engine import Engine
+from actors.engine.model import Model, load, plain_cache
+from actors.engine.scheduler import Limits
 from bench.facts import machine_facts
-from bench.models import tiny_model
-from server.models.demo import demo_model
+from bench.mlx_child import CHILD, answer_for_ever
+from bench.models import demo_folder, tiny_model
+from protocol.ids import pack_ids
+from protocol.messages import SamplingParams, Submit
 
 CACHE_LIMIT = 2 << 30
-OPTIONS: dict[str, Callable[[int], RowOptions]] = {
-    "greedy": lambda row: RowOptions(),
-    "temperature": lambda row: RowOptions(temperature=0.5 + row % 64 / 64, seed=row),
-    "top_k and top_p": lambda row: RowOptions(
-        temperature=0.5 + row % 64 / 64, seed=row, top_k=20 + row % 44, top_p=0.8 + row % 16 / 100
-    ),
-    "top_p": lambda row: RowOptions(temperature=0.5 + row % 64 / 64, seed=row, top_p=0.8 + row % 16 / 100),
-    "min_p": lambda row: RowOptions(temperature=0.5 + row % 64 / 64, seed=row, min_p=0.02 + row % 16 / 200),
-    "one sampled in 32": lambda row: RowOptions() if row % 32 else RowOptions(temperature=0.8, seed=row),
-    "one of everything in 32": lambda row: (
-        RowOptions()
-        if row % 32
-        else RowOptions(
-            temperature=0.8,
-            seed=row,
-            top_p=0.9,
-            repetition_penalty=1.1,
-            logit_bias={5: 1.0},
-            logprobs=5,
-            min_p=0.02,
-        )
-    ),
+STEPS = 4  # in a row, so that an engine's steps overlap as they do when it serves
+Options = Callable[[int], dict[str, Any]]
+
+
+def _spread(row: int) -> float:
+    return 0.5 + row % 64 / 64
+
+
+def _everything(row: int) -> dict[str, Any]:
+    if row % 32:
+        return {}
+    params = SamplingParams(repetition_penalty=1.1, logit_bias={5: 1.0}, logprobs=5, min_p=0.02)
+    return {"temperature": 0.8, "top_p": 0.9, "params": params}
+
+
+OPTIONS: dict[str, Options] = {
+    "greedy": lambda row: {},
+    "temperature": lambda row: {"temperature": _spread(row)},
+    "top_k and top_p": lambda row: {
+        "temperature": _spread(row),
+        "top_p": 0.8 + row % 16 / 100,
+        "params": SamplingParams(top_k=20 + row % 44),
+    },
+    "top_p": lambda row: {"temperature": _spread(row), "top_p": 0.8 + row % 16 / 100},
+    "min_p": lambda row: {"temperature": _spread(row), "params": SamplingParams(min_p=0.02 + row % 16 / 200)},
+    "one sampled in 32": lambda row: {} if row % 32 else {"temperature": 0.8},
+    "one of everything in 32": _everything,
 }
-BAR_ROWS = 64  # smaller batches are shown without a bar: fixed costs of a step outweigh what is compared
+DEMO_CASES = ["greedy", "temperature", "top_k and top_p", "top_p", "one sampled in 32"]
+BAR_ROWS = {"tiny": 256, "demo": 64}  # smaller batches are shown without a verdict
 # The floor of each case, and the ratio that must hold.
 BARS = {
     "greedy": ("forward + argmax", 1.10),
@@ -70,91 +85,138 @@ FLOORS: dict[str, Callable[[mx.array], Any]] = {
 }
 
 
-class Step:
-    """One decode step of `rows` rows that can be run again and again: the cache is set back each time."""
+class Floor:
+    """Bare forwards of `rows` rows on mlx-lm's plain caches, all equally long: nothing is masked or padded."""
 
     def __init__(self, model: Model, rows: int, context: int) -> None:
         self._model = model
-        caches = model.new_caches()
-        model.forward(mx.arange(context, dtype=mx.uint32)[None] % 1000, caches)
-        mx.eval([cache.state for cache in caches])
-        self._caches = [type(cache).merge([cache] * rows) for cache in caches]
+        row = model.new_caches()
+        model.forward(mx.arange(context, dtype=mx.uint32)[None] % 1000, row)
+        mx.eval([cache.state for cache in row])
+        self._caches = [
+            plain_cache(*(mx.repeat(a[:, :, :context], rows, axis=0) for a in (cache.keys, cache.values)))
+            for cache in row
+        ]
         self._ids = mx.arange(rows, dtype=mx.uint32)[:, None] % 1000
-        mx.eval(self._forward())  # the cache grows now, not in a round
+        self.run(lambda logits: logits, 1)  # the cache grows now, not in a round
 
-    def _forward(self) -> mx.array:
-        return self._model.forward(self._ids, self._caches)[:, -1, :]
+    def run(self, after: Callable[[mx.array], Any], steps: int) -> None:
+        """So many steps: the forward and what `after` makes of the logits. Leaves no token behind."""
+        for _ in range(steps):
+            mx.eval(after(self._model.forward(self._ids, self._caches)[:, -1, :]))
+            for cache in self._caches:
+                cache.trim(1)
 
-    def time(self, after: Callable[[mx.array], Any]) -> float:
-        """Seconds of the forward and what `after` makes of the logits."""
-        started = time.perf_counter()
-        mx.eval(after(self._forward()))
-        seconds = time.perf_counter() - started
-        for cache in self._caches:
-            cache.trim(1)
-        return seconds
+    def advance(self, steps: int) -> None:
+        """Make the rows longer by so many tokens."""
+        for _ in range(steps):
+            mx.eval(self._model.forward(self._ids, self._caches))
 
 
-def measure(model: Model, rows: int, context: int, rounds: int) -> dict[str, float]:
-    """Median milliseconds of every floor and every case."""
-    step = Step(model, rows, context)
-    cases: dict[str, Callable[[mx.array], Any]] = dict(FLOORS)
-    for name, options in OPTIONS.items():
-        sampler = Sampler(model.vocab_size)
+class Steps:
+    """An engine whose rows all decode, with its scheduler, its batch and what it would send."""
+
+    def __init__(self, model: Model, rows: int, context: int, options: Options) -> None:
+        limits = Limits(max_num_seqs=rows, max_num_batched_tokens=1 << 20)
+        self._engine = Engine(model, limits)
         for row in range(rows):
-            sampler.append(options(row))
-        cases[name] = sampler.draw
+            ids = pack_ids((row + i) % 1000 for i in range(context))
+            given: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "seed": row} | options(row)
+            self._engine.submit(
+                Submit(
+                    epoch=1,
+                    streamer=1,
+                    rid=row + 1,
+                    ids=ids,
+                    budget=1 << 20,
+                    prompt_tokens=context,
+                    ignore_eos=True,
+                    **given,
+                )
+            )
+        while self._engine.stats.running < rows:
+            self._turn()
+        self.run(2)
+
+    def _turn(self) -> None:
+        self._engine.turn(lambda outcome: None)
+        self._engine.tidy()
+
+    def run(self, turns: int) -> None:
+        """So many turns; each builds its step while the one before is in work, as in the engine process."""
+        for _ in range(turns):
+            self._turn()
+        mx.synchronize()
+
+
+def measure(model: Model, rows: int, context: int, rounds: int, names: list[str]) -> dict[str, float]:
+    """Median milliseconds per step of every floor and of the cases with these names."""
+    floor = Floor(model, rows, context)
+    cases: dict[str, Callable[[int], None]] = {name: partial(floor.run, after) for name, after in FLOORS.items()}
+    for name in names:
+        cases[name] = Steps(model, rows, context, OPTIONS[name]).run
     seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for name in cases:
-        step.time(cases[name])
-    for _ in range(rounds):
+    for number in range(rounds + 1):
         for name in random.sample(list(cases), len(cases)):
-            seconds[name].append(step.time(cases[name]))
+            mx.synchronize()
+            started = time.perf_counter()
+            cases[name](STEPS)
+            if number:
+                seconds[name].append((time.perf_counter() - started) / STEPS)
+        floor.advance(STEPS)
     return {name: round(1000 * statistics.median(times), 3) for name, times in seconds.items()}
 
 
-def ratios(milliseconds: dict[str, float], rows: int) -> dict[str, dict[str, object]]:
-    """Each case with a bar against its floor; `met` is None where the batch is too small to tell."""
+def ratios(milliseconds: dict[str, float], judged: bool) -> dict[str, dict[str, object]]:
+    """Each case with a bar against its floor; `met` is None unless `judged`."""
     return {
         case: {
             "floor": floor,
             "ratio": round(milliseconds[case] / milliseconds[floor], 3),
             "bar": bar,
-            "met": milliseconds[case] <= bar * milliseconds[floor] if rows >= BAR_ROWS else None,
+            "met": milliseconds[case] <= bar * milliseconds[floor] if judged else None,
         }
         for case, (floor, bar) in BARS.items()
+        if case in milliseconds
     }
 
 
+def measure_all(name: str, rows: list[int], context: int, rounds: int) -> list[dict[str, Any]]:
+    """Results on one of the two models, an entry for each number of rows."""
+    mx.set_cache_limit(CACHE_LIMIT)
+    model = load(tiny_model() if name == "tiny" else demo_folder())
+    results = []
+    for count in rows:
+        milliseconds = measure(model, count, context, rounds, list(OPTIONS) if name == "tiny" else DEMO_CASES)
+        bars = ratios(milliseconds, count >= BAR_ROWS[name])
+        results.append({"model": name, "rows": count, "milliseconds": milliseconds, "bars": bars})
+        gc.collect()
+        mx.clear_cache()
+    return results
+
+
+def child() -> None:
+    """Answer `[name, rows, context, rounds]` with `measure_all`."""
+    answer_for_ever(lambda request: measure_all(*request))
+
+
 def main() -> None:
+    """Run from the command line."""
+    if sys.argv[1:2] == [CHILD]:
+        child()
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 128, 256])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 32, 128, 256])
     parser.add_argument("--demo-rows", type=int, nargs="*", default=[64])
     parser.add_argument("--context", type=int, default=32, help="tokens before the step")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    mx.set_cache_limit(CACHE_LIMIT)
     results = []
-    for name, folder, batches in (
-        ("tiny", tiny_model, given.rows),
-        ("demo", lambda: demo_model("cpu", progress=False), given.demo_rows),
-    ):
-        if not batches:
-            continue
-        model = load(folder())
-        for rows in batches:
-            milliseconds = measure(model, rows, given.context, given.rounds)
-            bars = ratios(milliseconds, rows)
-            results.append({"model": name, "rows": rows, "milliseconds": milliseconds, "bars": bars})
-            print(f"\n{name}, {rows} rows")
-            for case, value in milliseconds.items():
-                bar = bars.get(case)
-                against = f"{bar['ratio']:6} of {bar['floor']}, at most {bar['bar']}" if bar else ""
-                missed = "  MISSED" if bar and bar["met"] is False else ""
-                print(f"  {case:28} {value:9.2f} ms  {against}{missed}")
-            gc.collect()
-            mx.clear_cache()
+    for name, rows in (("tiny", given.rows), ("demo", given.demo_rows)):
+        for result in measure_all(name, rows, given.context, given.rounds) if rows else []:
+            results.append(result)
+            show(result)
     if given.json:
         report = {
             "machine": machine_facts(),
@@ -165,6 +227,16 @@ def main() -> None:
             "results": results,
         }
         given.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print one result."""
+    print(f"\n{result['model']}, {result['rows']} rows")
+    for case, value in result["milliseconds"].items():
+        bar = result["bars"].get(case)
+        against = f"{bar['ratio']:6} of {bar['floor']}, at most {bar['bar']}" if bar else ""
+        missed = "  MISSED" if bar and bar["met"] is False else ""
+        print(f"  {case:28} {value:9.2f} ms  {against}{missed}")
 
 
 if __name__ == "__main__":

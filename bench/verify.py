@@ -20,12 +20,26 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.checks import answers, crowds, deaths, interference, neighbours, project, refusals, rooms
+from bench.checks import (
+    answers,
+    crowds,
+    deaths,
+    fairness,
+    floods,
+    interference,
+    limits,
+    loop,
+    neighbours,
+    project,
+    refusals,
+    rooms,
+    same,
+)
 from bench.checks.report import Report
 from bench.facts import machine_facts
 from bench.harness import ROOT, RunningServer, exit_on_sigterm, kill_all
 from bench.load.plan import Plan
-from bench.models import DEMO, tiny_model
+from bench.models import DEMO, demo_folder, tiny_model
 
 LIMIT = 600.0  # seconds a check may take
 RESULTS = ROOT / "bench" / "results"
@@ -58,6 +72,21 @@ def stress(via: str) -> Check:
     """256 streams of 64 tokens with distinct prompts of 220 tokens, all at once."""
     plan = Plan(via=via, streams=256, requests=256, prompt_tokens=220, max_tokens=64, vocab_size=49_152)
     return on_tiny(lambda report, server: crowds.stress(report, server, plan))
+
+
+def bare(*, bar: float | None, temperature: float = 0.0, top_p: float = 1.0) -> Check:
+    """256 streams of 64 tokens with distinct prompts of 220 tokens, all at once, against the bare limit."""
+    plan = Plan(
+        via="http",
+        streams=256,
+        requests=256,
+        prompt_tokens=220,
+        max_tokens=64,
+        vocab_size=49_152,
+        temperature=temperature,
+        top_p=top_p,
+    )
+    return lambda report: limits.bare(report, tiny_model(), plan, rounds=5, bar=bar)
 
 
 def vanish_http(report: Report, server: RunningServer) -> None:
@@ -93,6 +122,24 @@ CHECKS: dict[str, Check] = {
     "kill-streamer": kill("streamer"),
     "kill-http": kill("http0"),
     "two-servers": lambda report: neighbours.two_servers(report, tiny_model()),
+    "step-overhead": lambda report: loop.step_overhead(report, [1, 32, 128, 256], [64], rounds=7),
+    "joins": lambda report: loop.joins(report, tiny_model(), rows=64, tokens=32_000),
+    "mixed": lambda report: loop.mixed(report, tiny_model(), long=16_000, rows=63, short=300, rounds=9),
+    "fairness": on_tiny(
+        lambda report, server: fairness.fairness(report, server, streams=32, tokens=16_000, target_ms=100, rounds=6),
+        *("--decode-stall-target-ms", "100"),
+    ),
+    "same-tokens": on_tiny(lambda report, server: same.same_tokens(report, server, tiny_model(), 100, 256)),
+    "low-memory": lambda report: same.low_memory(report, tiny_model(), streams=64, tokens=600),
+    "flood": lambda report: floods.flood(report, tiny_model(), requests=2000, rounds=5),
+    "bare-256": bare(bar=0.85),
+    "sampled-256": bare(bar=None, temperature=0.7, top_p=0.9),
+    "single-stream": on_demo(
+        lambda report, server: limits.single_stream(report, server, demo_folder(), tokens=64, rounds=5, bar=0.95)
+    ),
+    "scaling": on_demo(
+        lambda report, server: limits.scaling(report, server, bars={5: 2.5, 16: 5.0}, tokens=48, rounds=3)
+    ),
     "check": project.make_check,
     "rooms": on_tiny(rooms.rooms, "--http-workers", "2", "--tokenizers", "2"),
 }

@@ -65,14 +65,15 @@ async def _connections(server: RunningServer, count: int) -> tuple[list[int], fl
 
 def stress(report: Report, server: RunningServer, plan: Plan) -> None:
     """Every request of the plan completes with exactly the tokens asked for."""
-    summary = uvloop.run(_stress(server, plan))
+    summary = uvloop.run(run_plan(server, plan))
     for name, value in msgspec.to_builtins(summary).items():
         report.measured(name, value)
     report.expect(summary.completed == plan.requests, f"{plan.requests} of {plan.requests} complete", summary.failures)
     report.expect(summary.failed == 0, "none failed", summary.failures)
 
 
-async def _stress(server: RunningServer, plan: Plan) -> Summary:
+async def run_plan(server: RunningServer, plan: Plan) -> Summary:
+    """Run a plan against the server; its figures, and the peaks of the server's memory."""
     memory = PeakMemory(server.pids())
     async with make_load(plan, url=server.url, endpoint=server.endpoint) as load, memory.watch():
         outcomes = await run_load(load, Progress(plan))

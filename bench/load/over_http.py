@@ -64,6 +64,7 @@ class Exchange(asyncio.Protocol):
     def __init__(self, request: bytes, on_data: Callable[[bytes], None]) -> None:
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.status = 0
+        self.headers: dict[str, str] = {}  # names in lower case
         self.body = bytearray()
         self._request = request
         self._on_data = on_data
@@ -74,6 +75,11 @@ class Exchange(asyncio.Protocol):
         """Close the connection at once, as a client does that vanishes."""
         if self._transport is not None:
             self._transport.abort()
+
+    @property
+    def _ends_by_closing(self) -> bool:
+        # As HTTP/1.0 servers do; whether all came is then for the payload to say.
+        return self.status == 200 and not self.headers.keys() & {"content-length", "transfer-encoding"}
 
     # Called by the transport.
 
@@ -88,12 +94,18 @@ class Exchange(asyncio.Protocol):
             self._fail(ConnectionError(f"unreadable response: {error!r}"))
 
     def connection_lost(self, error: Exception | None) -> None:
+        if error is None and self._ends_by_closing and not self.finished.done():
+            self.finished.set_result(None)
+            return
         self._fail(ConnectionError(f"connection closed before the end ({error or 'by the server'})"))
 
     # Called by the parser.
 
     def on_status(self, _: bytes) -> None:
         self.status = self._parser.get_status_code()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
         self.body += body
@@ -146,20 +158,25 @@ class HttpLoad:
         for exchange in list(self.open.values()):
             exchange.abort()
 
+    def prompt(self, index: int) -> list[int] | str:
+        """The prompt of request `index`."""
+        return prompt_ids(self.plan, index)
+
     def request(self, index: int) -> bytes:
         """The bytes of request `index`."""
         plan = self.plan
         body = {
             "model": plan.model,
-            "prompt": prompt_ids(plan, index),
+            "prompt": self.prompt(index),
             "max_tokens": plan.max_tokens,
             "temperature": plan.temperature,
             "top_p": plan.top_p,
-            "seed": index,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if plan.temperature:
+            body["seed"] = index  # some servers don't batch requests that have one
         if not plan.model:
             del body["model"]
         return build_request(self.url, "/v1/completions", msgspec.json.encode(body))

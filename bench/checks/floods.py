@@ -1,0 +1,100 @@
+"""Check of a flood: far more requests at once than the server takes, and one that can never fit."""
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import psutil
+import uvloop
+
+from actors.supervisor import raise_file_limit
+from bench.ask import post
+from bench.checks.report import Report
+from bench.harness import RunningServer
+from bench.load.memory import PeakMemory
+from bench.load.over_http import Exchange, build_request
+from bench.load.plan import Plan, prompt_ids
+
+GROWTH = 1.10  # of the resident size, from the second flood on
+SLACK = 16 << 20  # bytes
+REST = 3.0  # seconds
+
+
+async def _flood(server: RunningServer, plan: Plan) -> tuple[list[Exchange], dict[str, int]]:
+    loop = asyncio.get_running_loop()
+    memory = PeakMemory(server.pids())
+
+    async def one(index: int) -> Exchange:
+        body = {"prompt": prompt_ids(plan, index), "max_tokens": plan.max_tokens, "ignore_eos": True, "seed": index}
+        request = build_request(server.url, "/v1/completions", msgspec.json.encode(body | {"temperature": 0}))
+        _, exchange = await loop.create_connection(lambda: Exchange(request, lambda _: None), "127.0.0.1", server.port)
+        await exchange.finished
+        return exchange
+
+    async with memory.watch():
+        exchanges = await asyncio.gather(*(one(index) for index in range(plan.requests)))
+    return exchanges, memory.peaks
+
+
+def _judge(report: Report, exchanges: list[Exchange], plan: Plan) -> None:
+    statuses = Counter(exchange.status for exchange in exchanges)
+    report.measured("statuses", {str(status): count for status, count in statuses.items()})
+    report.expect(statuses.keys() <= {200, 503}, "every request got 200 or 503", dict(statuses))
+    report.expect(statuses[200] > 0 and statuses[503] > 0, "some were accepted and some refused", dict(statuses))
+    whole = 0
+    waits = []
+    for exchange in exchanges:
+        if exchange.status == 200:
+            whole += msgspec.json.decode(exchange.body)["usage"]["completion_tokens"] == plan.max_tokens
+        else:
+            waits.append(exchange.headers.get("retry-after", ""))
+    report.expect(whole == statuses[200], "accepted ones finish in full length", whole)
+    usable = all(wait.isdecimal() and int(wait) >= 1 for wait in waits)
+    report.expect(usable, "each refusal says Retry-After in seconds", Counter(waits))
+    report.measured("retry_after_seconds", sorted(set(waits)))
+
+
+def _at_rest(server: RunningServer) -> dict[str, int]:
+    """The smallest resident sizes over a while: an idle engine gives its free buffers back within it."""
+    processes = {name: psutil.Process(pid) for name, pid in server.pids().items()}
+    sizes = []
+    deadline = time.monotonic() + REST
+    while time.monotonic() < deadline:
+        sizes.append({name: process.memory_info().rss for name, process in processes.items()})
+        time.sleep(0.1)
+    return {name: min(size[name] for size in sizes) for name in processes}
+
+
+def flood(report: Report, model: Path, *, requests: int, rounds: int, serve: tuple[str, ...] = ()) -> None:
+    """`requests` requests at once, `rounds` times: memory after each is what it was, and so are its peaks."""
+    raise_file_limit()
+    plan = Plan(via="http", streams=requests, requests=requests, prompt_tokens=32, max_tokens=16)
+    after: list[dict[str, int]] = []
+    peaks: list[dict[str, int]] = []
+    with RunningServer(model, *serve) as server:
+        for number in range(rounds):
+            exchanges, peak = uvloop.run(_flood(server, msgspec.structs.replace(plan, seed=number)))
+            _judge(report, exchanges, plan)
+            server.wait_idle()
+            peaks.append(peak)
+            after.append(_at_rest(server))
+    for what, sizes in (("peak", peaks), ("after", after)):
+        report.measured(f"{what}_mib", [{name: size >> 20 for name, size in each.items()} for each in sizes])
+        flat = all(sizes[-1][name] <= GROWTH * sizes[0][name] + SLACK for name in sizes[0])
+        report.expect(flat, f"memory ({what}) of every process stays flat from flood to flood")
+    too_large(report, model)
+
+
+def too_large(report: Report, model: Path) -> None:
+    """A prompt whose keys and values can never fit gets 400 with numbers, and the server goes on."""
+    with RunningServer(model, "--memory-limit", "54MB") as server:
+        answer = post(f"{server.url}/v1/completions", {"prompt": [1000] * 60_000, "max_tokens": 1})
+        report.measured("too_large", answer.body)
+        report.expect(answer.status == 400, "a prompt that can't fit gets 400", answer.status)
+        message = str(answer.error.get("message", ""))
+        report.expect(any(c.isdigit() for c in message), "the error has numbers", message)
+        pids = server.pids()
+        again = post(f"{server.url}/v1/completions", {"prompt": [1000] * 8, "max_tokens": 2})
+        report.expect(again.status == 200 and server.pids() == pids, "the server goes on", again.body)
