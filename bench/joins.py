@@ -23,6 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from actors.engine.batch import DecodeBatch
+from actors.engine.device import Lane
 from actors.engine.model import Model, load
 from bench.made_rows import made_joining
 from bench.mlx_child import CHILD, answer_for_ever
@@ -52,7 +53,7 @@ class Joins:
 
     def __init__(self, model: Model, rows: int, tokens: int) -> None:
         self._model = model
-        self._batch = DecodeBatch(model)
+        self._batch = DecodeBatch(model, Lane())
         self._tokens = tokens
         self.row_bytes = model.row_memory.bytes(tokens)
         # Made and taken in one at a time, so that they never lie in memory twice.

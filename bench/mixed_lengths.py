@@ -22,6 +22,7 @@ import mlx.core as mx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from actors.engine.batch import DecodeBatch
+from actors.engine.device import Lane
 from actors.engine.model import Model, load
 from bench.made_rows import made_joining
 from bench.mlx_child import CHILD, answer_for_ever
@@ -32,7 +33,7 @@ STEPS = 4
 
 def engine_steps(model: Model, lengths: list[int]) -> tuple[DecodeBatch, Callable[[], None]]:
     """The engine's batch of such rows, and what runs STEPS of its steps."""
-    batch = DecodeBatch(model)
+    batch = DecodeBatch(model, Lane())
     for rid, length in enumerate(lengths, 1):
         batch.join([made_joining(model, [rid], [length])], expected=len(lengths) - rid)
 

@@ -64,9 +64,9 @@ def _read(rids: list[int], logprobs: LogProbs) -> dict[int, RowLogprobs]:
 class DecodeBatch:
     """Groups of rows. A row stays in its group until it leaves, or two groups are merged."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, lane: Lane) -> None:
         self._model = model
-        self._lane = Lane()
+        self._lane = lane
         self._groups: list[RowGroup] = []
         self._solo: list[SoloRow] = []
         self._in_flight: deque[_Step] = deque()
@@ -88,11 +88,6 @@ class DecodeBatch:
     @property
     def _every(self) -> list[RowGroup | SoloRow]:
         return [*self._groups, *self._solo]
-
-    @property
-    def waited(self) -> float:
-        """Seconds spent waiting for the device."""
-        return self._lane.waited
 
     def join(self, groups: list[Joining], expected: int = 0) -> None:
         """Take in rows that are ready to decode; `expected` more are about to come."""
@@ -139,8 +134,7 @@ class DecodeBatch:
     def collect(self) -> Collected:
         """Wait for the oldest step in flight and read it."""
         step = self._in_flight.popleft()
-        if not self._in_flight:
-            self._lane.wait()  # else what was dispatched after it has waited for it
+        mx.eval([(drawn.tokens, _arrays(drawn.logprobs)) for drawn in step.drawn])
         collected = Collected([], [], {})
         for rids, drawn in zip(step.slots, step.drawn, strict=True):
             tokens = np.array(drawn.tokens).tolist()

@@ -13,19 +13,20 @@ import mlx.core as mx
 
 
 class Lane:
-    """Work on one set of caches: each dispatch waits until the one before it has ended."""
+    """The engine's one way to the device: a dispatch waits until what was dispatched before has ended."""
 
     def __init__(self) -> None:
         self._running: Any = None
+        self.began = 0.0  # when the last dispatch found the device free, by `time.perf_counter`
         self.waited = 0.0  # seconds spent on the device's account
 
     def dispatch(self, arrays: Any) -> None:
         """Have these arrays (a tree of them) computed, without waiting for it."""
         self.wait()
-        began = time.perf_counter()
+        self.began = time.perf_counter()
         mx.async_eval(arrays)  # type: ignore[no-untyped-call]  # MLX's stub leaves it bare
         # On a CPU it comes back only when little is left to do, so this is the model's time, too.
-        self.waited += time.perf_counter() - began
+        self.waited += time.perf_counter() - self.began
         self._running = arrays
 
     def wait(self) -> None:

@@ -15,6 +15,7 @@ import structlog
 
 from actors.engine import memory
 from actors.engine.batch import DecodeBatch, RowLogprobs
+from actors.engine.device import Lane
 from actors.engine.model import Model
 from actors.engine.pace import Pace
 from actors.engine.prefill import Ids, Prefill, Row
@@ -86,8 +87,9 @@ class Engine:
         self._model = model
         self._scheduler = Scheduler(limits)
         self._limits = limits
-        self._prefill = Prefill(model, forward_tokens)
-        self._batch = DecodeBatch(model)
+        self._lane = Lane()
+        self._prefill = Prefill(model, self._lane, forward_tokens)
+        self._batch = DecodeBatch(model, self._lane)
         self._requests: dict[int, _Request] = {}
         self._rejected: list[tuple[int, str, str]] = []
         self._steps = 0
@@ -111,7 +113,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """The load now."""
         scheduler = self._scheduler
-        waited = self._batch.waited + self._prefill.waited
+        waited = self._lane.waited
         return EngineStats(
             self._steps,
             scheduler.running,
@@ -206,11 +208,10 @@ class Engine:
         for rid in plan.admit:
             self._prefill.add(self._requests[rid].row())
         step_before = self._batch.in_flight > 0
-        began = self._clock()
+        began = 0.0
         for _ in self._prefill.run(plan.chunks):
-            if self._batch.in_flight:
-                self._collect(outcome)
-                began = self._clock()  # only now the device turns to the prompts
+            began = began or self._lane.began
+            self._collect(outcome)
             if outcome:
                 delivering = self._clock()
                 deliver(outcome)
@@ -222,7 +223,7 @@ class Engine:
 
         def prefilled() -> None:
             if plan.chunks:
-                self._prefill.wait()
+                self._lane.wait()
                 self._pace.observe_prefill(plan.prefill_tokens, self._clock() - began)
             if not self._batch.in_flight:
                 self._step_began = self._clock()

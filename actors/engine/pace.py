@@ -7,6 +7,7 @@ Pure arithmetic, fed by `actors.engine.engine` with what it measured; no clock o
 LONE_TARGET = 1.0
 MAX_TOKENS = 1 << 30  # of a turn without a target: other bounds hold
 FIRST_GUESS = 1024.0  # tokens per second, before anything was measured
+_WEIGHT_DOWN = 0.9
 _WEIGHT = 0.5  # of the newest measurement, less for one of few tokens, where fixed costs hide the speed
 _FULL_WEIGHT_TOKENS = 256
 _FULL_WEIGHT_SECONDS = 0.05
@@ -38,5 +39,7 @@ class Pace:
     def observe_prefill(self, tokens: int, seconds: float) -> None:
         """Learn from `tokens` prompt tokens that took `seconds`; few of them say little."""
         full = min(_FULL_WEIGHT_TOKENS, _FULL_WEIGHT_SECONDS * self.prefill_speed)
-        weight = _WEIGHT * min(1.0, tokens / full)
-        self.prefill_speed += weight * (tokens / max(seconds, 1e-6) - self.prefill_speed)
+        speed = tokens / max(seconds, 1e-6)
+        # Slower than thought is believed sooner: that is when others wait.
+        weight = (_WEIGHT if speed > self.prefill_speed else _WEIGHT_DOWN) * min(1.0, tokens / full)
+        self.prefill_speed += weight * (speed - self.prefill_speed)

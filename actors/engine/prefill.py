@@ -76,18 +76,13 @@ class Joining(msgspec.Struct, frozen=True):
 class Prefill:
     """Caches of the rows that are prefilling."""
 
-    def __init__(self, model: Model, forward_tokens: int) -> None:
+    def __init__(self, model: Model, lane: Lane, forward_tokens: int) -> None:
         self._model = model
-        self._lane = Lane()
+        self._lane = lane
         self._forward_tokens = forward_tokens
         self._rows: dict[int, Row] = {}
         self._caches: dict[int, list[Cache]] = {}
         self._grouped: list[Joining] = []
-
-    @property
-    def waited(self) -> float:
-        """Seconds spent waiting for the device."""
-        return self._lane.waited
 
     def add(self, row: Row) -> None:
         """A row that will come up in chunks."""
@@ -117,10 +112,6 @@ class Prefill:
         for chunk in chunks:
             if not (batches and chunk.whole and chunk.tokens <= GROUP_TOKENS):
                 yield from self._run_alone(chunk)
-
-    def wait(self) -> None:
-        """Wait until all is computed that was dispatched."""
-        self._lane.wait()
 
     def join(self, rids: list[int]) -> list[Joining]:
         """Hand over these rows, whose prompts are launched but for their last tokens."""

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 BLOCK = 256  # prompt chunks don't cross multiples of this, so that they fall together with prefix blocks
+FIRST_CHUNK = 512  # prompt tokens of a row's first turn beside running rows; it may double from turn to turn
 MIN_CHUNK = 32  # prompt tokens that a turn computes at least, however slow the model is
 
 STOP = "stop"
@@ -96,6 +97,7 @@ class _Row:
     __slots__ = (
         "age",
         "budget",
+        "chunk",
         "computed",
         "launched",
         "left",
@@ -112,6 +114,7 @@ class _Row:
         self.age = age
         self.priority = priority
         self.parked = False
+        self.chunk = 0  # tokens of its last chunk
         self.length = length
         self.budget = budget
         self.stop_ids = stop_ids
@@ -133,6 +136,7 @@ class _Row:
     def unpark(self) -> None:
         """Make the tokens so far part of what is to be computed."""
         self.parked = False
+        self.chunk = 0  # tokens of its last chunk
         self.length += self.read
         self.budget -= self.read
         self.computed = self.launched = self.read = 0
@@ -330,6 +334,7 @@ class _Turn:
         self._batched = limits.max_num_batched_tokens - decode
         self._prefill = prefill_tokens
         self._step = limits.prefill_step_size
+        self._beside_others = decode > 0
 
     def keep(self, row: _Row) -> int:
         """Set half of the turn's prompt tokens aside for `row`, if it needs as many."""
@@ -344,13 +349,18 @@ class _Turn:
     def advance(self, row: _Row) -> bool:
         """Give `row` its next chunk. True when it joins the running rows in this turn."""
         left = row.length - 1 - row.computed
-        count = max(min(left, self._batched, self._prefill, self._step), 0)
+        room = min(self._batched, self._prefill, self._step)
+        if self._beside_others:
+            # A prompt costs more per token the longer it is: feel the way up, for others wait.
+            room = min(room, max(FIRST_CHUNK, 2 * row.chunk))
+        count = max(min(left, room), 0)
         border = BLOCK - row.computed % BLOCK
         if count < left and count > border:
             count -= (row.computed + count) % BLOCK
         joins = count == left and count < self._batched and self._prefill > 0
         if count:
             self.chunks.append(Chunk(row.rid, row.computed, count, whole=joins and row.computed == 0))
+        row.chunk = count
         spent = count + joins  # its own step is work too: prompts of one token are no free admissions
         row.computed += count
         self._batched -= spent
