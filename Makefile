@@ -17,9 +17,9 @@ STAMP := .venv/.setup-$(DEVICE)
 
 # Names of the checks in bench/verify.py: `make verify-NAME` runs one, `make verify` all but VERIFY_LONG.
 VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate connections-256 stress-256-http \
-  stress-256-zmq vanish-http vanish-zmq tokenize-itl kill-supervisor kill-engine kill-streamer kill-http \
-  two-servers check rooms \
-  step-overhead joins mixed single-stream scaling bare-256 sampled-256 fairness same-tokens flood low-memory
+  stress-256-zmq vanish-http vanish-zmq tokenize-itl kill-supervisor kill-engine kill-streamer \
+  kill-http two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
+  sampled-256 single-stream scaling check rooms
 VERIFY_LONG := soak compare
 
 .PHONY: help setup blas serve chat test verify check format bench clean FORCE
