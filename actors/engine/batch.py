@@ -96,7 +96,9 @@ class DecodeBatch:
                 self._join_alone(joining)
                 continue
             for group, places in self._choose(joining).items():
-                group.reserve(len(group) + len(places) + expected)
+                rows = len(group) + len(places)
+                # Not for all at once: those to come may be of another length, and go elsewhere.
+                group.reserve(rows + min(expected, 3 * rows))
                 group.join(joining, places)
 
     def _join_alone(self, joining: Joining) -> None:

@@ -17,7 +17,7 @@ from actors.engine.sampler import Drawn, Sampler
 from actors.engine.slots import Positions, SlotCache, SlotKV
 
 FREE = -1
-MIN_SLOTS = 4
+MIN_SLOTS = 1
 MAX_FREE = 0.125  # of the slots computed
 
 
