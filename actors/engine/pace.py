@@ -25,11 +25,11 @@ class Pace:
         """Prompt tokens for one turn beside `running` rows.
 
         While rows decode, a turn is to take no longer than the stall target. A step that alone takes as long leaves
-        prefill half of its time, so that neither starves.
+        prefill as much again, so that neither starves.
         """
         seconds = LONE_TARGET
         if running:
-            seconds = max(self._stall_target - self.step_seconds, self.step_seconds / 2)
+            seconds = max(self._stall_target - self.step_seconds, self.step_seconds)
         return int(min(self.prefill_speed * seconds, MAX_TOKENS))
 
     def observe_step(self, seconds: float) -> None:
