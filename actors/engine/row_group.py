@@ -50,10 +50,6 @@ class RowGroup:
         """Tokens in the caches of the longest row."""
         return int(self._lengths.max(initial=0))
 
-    def length_of(self, rid: int) -> int:
-        """Tokens of a row in the caches."""
-        return int(self._lengths[self._slots[rid]])
-
     @property
     def nbytes(self) -> int:
         """Bytes of all caches."""
