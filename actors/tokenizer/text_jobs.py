@@ -3,6 +3,8 @@
 Called from the process's main thread and from its thread for long texts; nothing here changes after the start.
 """
 
+from collections.abc import Callable
+
 import structlog
 
 from actors.model_files import ModelFiles
@@ -33,8 +35,11 @@ class TextJobs:
         template = files.chat_template
         self._template = ChatTemplate(template, files.special_tokens) if template else None
 
-    def work(self, job: Encode | Decode) -> TokenizerResult:
-        """Do one job. Never raises: what goes wrong is in the result."""
+    def work(self, job: Encode | Decode, pause: Callable[[], None] | None = None) -> TokenizerResult:
+        """Do one job. Never raises: what goes wrong is in the result.
+
+        With `pause` a text is tokenized in pieces, and `pause` is called after each.
+        """
         if isinstance(job, Decode):
             try:
                 return Decoded(job.epoch, job.job, self._tokenizer.decode(unpack_ids(job.ids)))
@@ -45,7 +50,7 @@ class TextJobs:
                 return Decoded(job.epoch, job.job, code=INTERNAL_ERROR, message=f"decoding failed: {printable(error)}")
         param = "messages" if job.messages is not None else "prompt"
         try:
-            ids = pack_ids(self._encode(job))
+            ids = self._encode(job, pause)
             if len(ids) > MAX_RESULT:
                 raise ValueError(
                     f"the text has {len(ids) // 4} tokens; at most {MAX_RESULT // 4} can be handled at once"
@@ -57,10 +62,16 @@ class TextJobs:
             log.exception("encoding failed", job=job.job)
             return Encoded(job.epoch, job.job, code=INTERNAL_ERROR, message=f"tokenizing failed: {printable(error)}")
 
-    def _encode(self, job: Encode) -> list[int]:
-        if job.messages is None:
-            return self._tokenizer.encode(job.text or "", add_special_tokens=job.add_special_tokens)
-        if self._template is None:
-            raise ValueError(f"the model {self._model_name} has no chat template; send a prompt to /v1/completions")
-        text = self._template.render(job.messages, **job.template_kwargs)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def _encode(self, job: Encode, pause: Callable[[], None] | None) -> bytes:
+        text, add_special_tokens = job.text or "", job.add_special_tokens
+        if job.messages is not None:
+            if self._template is None:
+                raise ValueError(f"the model {self._model_name} has no chat template; send a prompt to /v1/completions")
+            text, add_special_tokens = self._template.render(job.messages, **job.template_kwargs), False
+        if pause is None:
+            return pack_ids(self._tokenizer.encode(text, add_special_tokens))
+        packed = bytearray()
+        for ids in self._tokenizer.encode_in_pieces(text, add_special_tokens):
+            packed += pack_ids(ids)
+            pause()
+        return bytes(packed)

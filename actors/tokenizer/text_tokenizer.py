@@ -5,13 +5,14 @@ detokenizer. A folder with `tokenizer.json` is read by the `tokenizers` library 
 imported only for the others, and never loads MLX.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import tokenizers
 
 from actors.model_files import read_json, read_special_tokens
+from actors.tokenizer.text_pieces import TextPieces, can_cut
 
 
 class InvalidText(ValueError):
@@ -36,6 +37,10 @@ class TextTokenizer(Protocol):
         """
         ...
 
+    def encode_in_pieces(self, text: str, add_special_tokens: bool = True) -> Iterator[list[int]]:
+        """The ids that `encode` gives, some at a time where this tokenizer allows it: see `TextPieces`."""
+        ...
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of `ids`; ids outside the vocabulary add nothing."""
         ...
@@ -52,11 +57,31 @@ class LibraryTokenizer:
         self._decode = backend.decode
         # The batch form without offsets takes 60 % of the time of `encode`.
         self._encode = backend.encode_batch_fast
+        self._pieces = TextPieces(backend) if can_cut(backend) else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See `TextTokenizer.encode`."""
         check_text(text)
         return self._encode([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encode_in_pieces(self, text: str, add_special_tokens: bool = True) -> Iterator[list[int]]:
+        """See `TextTokenizer.encode_in_pieces`."""
+        around = self._around() if add_special_tokens else ([], [])
+        if self._pieces is None or around is None:
+            yield self.encode(text, add_special_tokens)
+            return
+        check_text(text)
+        yield around[0]
+        yield from self._pieces.encode(text)
+        yield around[1]
+
+    def _around(self) -> tuple[list[int], list[int]] | None:
+        """What the post-processor puts before and behind a text; None when that is not what it does."""
+        text, processed = self.encode("a", add_special_tokens=False), self.encode("a")
+        for start in range(len(processed) - len(text) + 1):
+            if processed[start : start + len(text)] == text:
+                return processed[:start], processed[start + len(text) :]
+        return None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """See `TextTokenizer.decode`."""
@@ -79,6 +104,10 @@ class PythonTokenizer:
             text, add_special_tokens=add_special_tokens, truncation=False, padding=False, verbose=False
         )
         return ids
+
+    def encode_in_pieces(self, text: str, add_special_tokens: bool = True) -> Iterator[list[int]]:
+        """See `TextTokenizer.encode_in_pieces`; here it is all one piece."""
+        yield self.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """See `TextTokenizer.decode`."""
