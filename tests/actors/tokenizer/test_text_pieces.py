@@ -21,6 +21,9 @@ PARTS = ["a", "b", "Ab", "the", " the", " ", "  ", "\n", "\r\n", "\t", "7", "123
 PARTS += ["é", "e\u0301", "\u0301", "漢字", "🙂", "<", "<|", "<|end", SPECIAL, "aaaaaaaaaaaaaaaaaaaa", " " * 40]
 
 
+TAILS = ["  \n  \n b", "   b", "12345", "it's", f"<{SPECIAL}!", "e\u0301"]
+
+
 def byte_level(expression: str | None, normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
     """A small byte-level BPE in the manner of Llama 3 (with an expression) or GPT-2."""
     tokenizer = Tokenizer(models.BPE())
@@ -37,8 +40,9 @@ def byte_level(expression: str | None, normalizer: normalizers.Normalizer | None
         )
     )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([" ".join(PARTS)] * 20, trainer)
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    # Whole words become tokens, so that a word cut in two gives other ids.
+    tokenizer.train_from_iterator(["no" + tail + "so" for tail in (*PARTS, *TAILS)] * 20, trainer)
     tokenizer.add_special_tokens([SPECIAL])
     return tokenizer
 
@@ -67,6 +71,14 @@ def backend(request: pytest.FixtureRequest, tiny_model: Path) -> Tokenizer:
 def test_pieces_give_the_ids_of_the_whole(backend: Tokenizer, parts: list[str], window: int) -> None:
     text = "".join(parts)
     assert joined(TextPieces(backend, window).encode(text)) == backend.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_wherever_a_window_ends(backend: Tokenizer, tail: str) -> None:
+    pieces = TextPieces(backend, 2 * MARGIN)
+    for start in range(3 * MARGIN):
+        text = "no, " * (start // 4) + "." * (start % 4) + tail + " and so on" * 20
+        assert joined(pieces.encode(text)) == backend.encode(text, add_special_tokens=False).ids
 
 
 def test_pieces_are_small(backend: Tokenizer) -> None:
