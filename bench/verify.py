@@ -30,6 +30,7 @@ from bench.checks import (
     limits,
     loop,
     neighbours,
+    peers,
     project,
     refusals,
     rooms,
@@ -40,6 +41,7 @@ from bench.facts import machine_facts
 from bench.harness import ROOT, RunningServer, exit_on_sigterm, kill_all
 from bench.load.plan import Plan
 from bench.models import DEMO, demo_folder, tiny_model
+from bench.peers import PEERS
 
 LIMIT = 600.0  # seconds a check may take
 RESULTS = ROOT / "bench" / "results"
@@ -74,9 +76,9 @@ def stress(via: str) -> Check:
     return on_tiny(lambda report, server: crowds.stress(report, server, plan))
 
 
-def bare(*, bar: float | None, temperature: float = 0.0, top_p: float = 1.0) -> Check:
-    """256 streams of 64 tokens with distinct prompts of 220 tokens, all at once, against the bare limit."""
-    plan = Plan(
+def crowd(temperature: float = 0.0, top_p: float = 1.0) -> Plan:
+    """256 streams of 64 tokens over HTTP with distinct prompts of 220 tokens, all at once."""
+    return Plan(
         via="http",
         streams=256,
         requests=256,
@@ -86,7 +88,16 @@ def bare(*, bar: float | None, temperature: float = 0.0, top_p: float = 1.0) -> 
         temperature=temperature,
         top_p=top_p,
     )
+
+
+def bare(plan: Plan, *, bar: float | None) -> Check:
+    """A crowd against the bare limit."""
     return lambda report: limits.bare(report, tiny_model(), plan, rounds=5, bar=bar)
+
+
+def against_peers(plan: Plan, *, bar: float, ttft: bool) -> Check:
+    """A crowd against every peer."""
+    return lambda report: peers.against_peers(report, tiny_model(), plan, list(PEERS), bar=bar, ttft=ttft)
 
 
 def vanish_http(report: Report, server: RunningServer) -> None:
@@ -132,8 +143,10 @@ CHECKS: dict[str, Check] = {
     "same-tokens": on_tiny(lambda report, server: same.same_tokens(report, server, tiny_model(), 100, 256)),
     "low-memory": lambda report: same.low_memory(report, tiny_model(), streams=64, tokens=600),
     "flood": lambda report: floods.flood(report, tiny_model(), requests=2000, rounds=5),
-    "bare-256": bare(bar=0.85),
-    "sampled-256": bare(bar=None, temperature=0.7, top_p=0.9),
+    "bare-256": bare(crowd(), bar=0.85),
+    "sampled-256": bare(crowd(temperature=0.7, top_p=0.9), bar=None),
+    "peers-256": against_peers(crowd(), bar=3.5, ttft=True),
+    "peers-sampled-256": against_peers(crowd(temperature=0.7, top_p=0.9), bar=5.0, ttft=False),
     "single-stream": on_demo(
         lambda report, server: limits.single_stream(report, server, demo_folder(), tokens=64, rounds=5, bar=0.95)
     ),

@@ -1,10 +1,13 @@
 """The step loop's checks in short forms. Speed is measured small here and not judged: other tests share the cores."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from bench import peers
 from bench.checks import fairness, floods, limits, loop, same
+from bench.checks.peers import against_peers
 from bench.checks.report import Report
 from bench.harness import RunningServer
 from bench.load.plan import Plan
@@ -32,6 +35,15 @@ def test_the_bare_limit_is_measured(tiny_model: Path, report: Report):
     limits.bare(report, tiny_model, plan, rounds=1, bar=None)
     assert report.failures == []
     assert report.figures["ratio"] > 0
+
+
+def test_peers_are_measured(tiny_model: Path, report: Report, monkeypatch: pytest.MonkeyPatch):
+    # The environment of these tests has mlx_lm's server, too; an environment for each peer is what `verify` makes.
+    monkeypatch.setattr(peers, "installed", lambda peer: Path(sys.executable).parent)
+    plan = Plan(via="http", streams=4, requests=4, prompt_tokens=20, max_tokens=4, vocab_size=49_152)
+    against_peers(report, tiny_model, plan, ["mlx_lm.server"], bar=3.5, ttft=True, held=False)
+    assert report.failures == []
+    assert report.figures["ratio_to_the_best"] > 0
 
 
 def test_one_stream_is_compared_with_mlx_lm(server: RunningServer, tiny_model: Path, report: Report):
