@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 import msgspec
 
-BLOCK = 256  # prompt chunks don't cross multiples of this, so that they fall together with prefix blocks
+BLOCK = 256  # a forward over a long prompt ends on the next multiple of this at the latest, where a prefix block ends
 FIRST_CHUNK = 512  # prompt tokens of a row's first turn beside running rows; it may double from turn to turn
 MIN_CHUNK = 32  # prompt tokens that a turn computes at least, however slow the model is
+PART = 128  # tokens of a block that a chunk may end with, where it can't end on a border
 
 STOP = "stop"
 LENGTH = "length"
@@ -52,7 +53,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Chunk(NamedTuple):
-    """`tokens` ids of row `rid` from `start` on, to be prefilled.
+    """`tokens` ids of row `rid` from `start` on, to be prefilled. Begins on a block border or ends at the next one.
 
     `whole`: these are all of its ids but the last, and it joins in the same turn.
     """
@@ -68,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     `drop`: forget these rows (prefilling or running; the batch holds them), those that are parked among them.
     `admit`: rows that leave the queue; one that was parked goes on behind the tokens it has.
-    `chunks`: prompt chunks to run. `join`: rows whose prompt but its last token is computed, which join the
+    `chunks`: prompt chunks to run, a row's in order. `join`: rows whose prompt but its last token is computed, which join the
     running ones. `decode`: how many rows then decode one step, the joined ones included.
     """
 
@@ -353,13 +354,16 @@ class _Turn:
         if self._beside_others:
             # A prompt costs more per token the longer it is: feel the way up, for others wait.
             room = min(room, max(FIRST_CHUNK, 2 * row.chunk))
-        count = max(min(left, room), 0)
-        border = BLOCK - row.computed % BLOCK
-        if count < left and count > border:
-            count -= (row.computed + count) % BLOCK
+        count = chunk_tokens(row.computed, left, room)
         joins = count == left and count < self._batched and self._prefill > 0
-        if count:
-            self.chunks.append(Chunk(row.rid, row.computed, count, whole=joins and row.computed == 0))
+        whole = joins and row.computed == 0
+        start, end = row.computed, row.computed + count
+        # A chunk that begins inside a block ends with it, so that forwards of whole blocks keep to the grid.
+        if start % BLOCK and end > (border := start + BLOCK - start % BLOCK):
+            self.chunks.append(Chunk(row.rid, start, border - start, whole=False))
+            start = border
+        if end > start:
+            self.chunks.append(Chunk(row.rid, start, end - start, whole))
         row.chunk = count
         spent = count + joins  # its own step is work too: prompts of one token are no free admissions
         row.computed += count
@@ -369,3 +373,20 @@ class _Turn:
             self.join.append(row.rid)
             self.decode += 1
         return joins
+
+
+def chunk_tokens(computed: int, left: int, room: int) -> int:
+    """Prompt tokens that a row computes in a turn with room for `room`, of which `left` are left to it.
+
+    A chunk that can't reach the end of its block gets an equal part of the way there, not all of the room: the piece
+    that would be left over costs a forward of its own. A longer one may end halfway through a block.
+    """
+    if left <= room:
+        return left
+    if room < 1:
+        return 0
+    ahead = min(BLOCK - computed % BLOCK, left)
+    if room < ahead:
+        parts = -(-ahead // room)
+        return -(-ahead // parts)
+    return ahead + (room - ahead) // PART * PART
