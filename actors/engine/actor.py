@@ -17,7 +17,7 @@ from actors.base import Actor, StartError
 from actors.engine import memory, weights
 from actors.engine.engine import Engine, Outcome
 from actors.engine.model import ModelError, load
-from actors.engine.scheduler import BLOCK, Limits, Plan
+from actors.engine.scheduler import Limits, Plan
 from actors.engine.solo_row import batches_rightly
 from protocol.codec import CodecError, command_codec, encode
 from protocol.errors import INTERNAL_ERROR
@@ -59,11 +59,6 @@ class EngineActor(Actor):
             raise StartError(str(error)) from error
         memory.set_limits(config.max_num_seqs, model.vocab_size)
         budget = memory.cache_budget(config.memory_limit, config.max_num_seqs, model.vocab_size)
-        if budget < memory.row_bytes(model.row_memory, BLOCK):
-            raise StartError(
-                f"with its memory limit the engine has {budget >> 20} MB left for keys and values once "
-                f"{config.model_name} is loaded; raise --memory-limit, or take a smaller model"
-            )
         limits = Limits(
             config.max_num_seqs,
             config.max_num_batched_tokens,
@@ -71,6 +66,11 @@ class EngineActor(Actor):
             cache_bytes=budget,
             row_bytes=partial(memory.row_bytes, model.row_memory),
         )
+        if budget < limits.admission_bytes(1):
+            raise StartError(
+                f"with its memory limit the engine has {budget >> 20} MB left for keys and values once "
+                f"{config.model_name} is loaded; raise --memory-limit, or take a smaller model"
+            )
         weights.prepare()
         if model.batches_rows and not batches_rightly(model):
             log.warning("a row in a batch doesn't get the logits it gets alone", model_type=model.files.model_type)

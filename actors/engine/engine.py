@@ -138,7 +138,7 @@ class Engine:
             self._rejected.append((rid, INVALID_REQUEST, fault))
             return
         ids = np.frombuffer(request.ids, "<u4").astype(np.uint32)
-        if not self._scheduler.fits(len(ids) + BLOCK):
+        if not self._scheduler.fits(len(ids)):
             self._rejected.append((rid, PROMPT_TOO_LONG, self._too_large(len(ids))))
             return
         params = request.params or SamplingParams()
@@ -166,7 +166,7 @@ class Engine:
         return low
 
     def _too_large(self, length: int) -> str:
-        needed, limit = self._limits.row_bytes(length + BLOCK), self._limits.cache_bytes
+        needed, limit = self._limits.admission_bytes(length), self._limits.cache_bytes
         return (
             f"the prompt of {length} tokens needs {needed / 1e6:.0f} MB for its keys and values, and all "
             f"requests together may take {limit / 1e6:.0f} MB; shorten it, or raise --memory-limit"
@@ -199,12 +199,14 @@ class Engine:
             outcome.end(rid, code, fault)
         self._rejected.clear()
 
-        plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running))
+        running_bytes = self._batch.needed(self._scheduler.leaving)
+        plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running), running_bytes)
         if self._on_plan is not None:
             self._on_plan(plan)
         outcome.admitted = plan.admit
         self._prefill.remove(plan.drop)
         self._batch.remove(plan.drop)
+        self._batch.keep_within(self._limits.cache_bytes - plan.prefill_bytes)
         for rid in plan.admit:
             self._prefill.add(self._requests[rid].row())
         step_before = self._batch.in_flight > 0

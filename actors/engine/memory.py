@@ -76,9 +76,8 @@ def _default_limit() -> int:
 
 
 def row_bytes(of_row: RowMemory, length: int) -> int:
-    """Bytes that a row of `length` tokens may take in the batch: room for tokens and slots grows in steps, and rows are
-    padded to longer ones."""
-    return of_row.bytes(-(-length // GROW) * GROW) * 2
+    """Bytes of a row of `length` tokens, in caches of its own or in a slot: room for tokens comes in steps."""
+    return of_row.bytes(-(-length // GROW) * GROW)
 
 
 class Pool:

@@ -51,7 +51,9 @@ class Device:
 
     def turn(self, prefill_tokens: int = 1 << 20, stops: frozenset[int] = frozenset()) -> Plan:
         """One turn; rows in `stops` draw the end-of-sequence id."""
-        plan = self.scheduler.plan(prefill_tokens)
+        gone = self.scheduler.leaving
+        running = [self.length(rid) + self.launched[rid] + 1 for rid in self.decoding if rid not in gone]
+        plan = self.scheduler.plan(prefill_tokens, sum(map(self.limits.row_bytes, running)))
         self._check(plan, prefill_tokens)
         step_before = bool(self.in_flight)
         if plan.decode:
