@@ -27,7 +27,7 @@ from actors.engine.batch import AHEAD, DecodeBatch
 from actors.engine.device import Lane
 from actors.engine.model import Model, load
 from actors.engine.row_group import RowGroup
-from actors.engine.slots import GROW
+from actors.engine.row_memory import GROW
 from bench.made_rows import made_joining
 from bench.mlx_child import CHILD, answer_for_ever
 from bench.models import tiny_model
@@ -110,13 +110,15 @@ class Joins:
     def _event(self, carry_out: Callable[[], None], row: int = 0, row_bytes: int = 0) -> dict[str, Any]:
         """What happens, and the step after it."""
         self.steps(1)
-        before = addresses(self._batch._groups)
+        mx.eval(list(plane_arrays(self._batch._groups)))
         mx.clear_cache()
         mx.synchronize()
         active = mx.get_active_memory()
         mx.reset_peak_memory()
         self.steps(1)
         step_peak = mx.get_peak_memory() - active
+        before = addresses(self._batch._groups)
+        active = mx.get_active_memory()
         mx.reset_peak_memory()
         began = time.perf_counter()
         carry_out()

@@ -20,7 +20,8 @@ from actors.engine.device import Lane
 from actors.engine.logprobs import LogProbs
 from actors.engine.model import Model
 from actors.engine.prefill import Joining
-from actors.engine.row_group import FREE, RowGroup, rounded_room
+from actors.engine.row_group import FREE, RowGroup
+from actors.engine.row_memory import rounded_room
 from actors.engine.sampler import Drawn
 from actors.engine.slots import NO_BOUND
 from actors.engine.solo_row import SoloRow
@@ -120,6 +121,8 @@ class DecodeBatch:
                     room = max(group.room, rounded_room(longest + MARGIN))
                     # Not for all at once: those to come may be of another length, and go elsewhere.
                     spare = min(expected, 3 * max(rows, len(self)), RESERVED // self._size(room))
+                    if len(group):
+                        spare = max(spare, len(group))  # it is copied: seldom
                     group.aim_at(max(group.capacity, rows + self._affordable(rows, spare, room)), room)
                     group.approach()
                 group.join(joining, places)
@@ -135,10 +138,12 @@ class DecodeBatch:
         """All caches may take so many bytes: give back at once what rows don't need, if it must be, and make nothing
         beyond their needs that doesn't fit."""
         self._limit = limit
+        if self.nbytes <= limit:
+            return
         for group in sorted(self._groups, key=lambda group: group.needed() - group.nbytes):
+            group.tighten()
             if self.nbytes <= limit:
                 return
-            group.tighten()
 
     def needed(self, leaving: Iterable[int] = ()) -> int:
         """Bytes that the rows take, those that are `leaving` aside, in groups of the shape that they need for the next
@@ -194,6 +199,8 @@ class DecodeBatch:
         """Let all rows go, and the steps in flight with them."""
         self._groups = []
         self._solo = []
+        self._wanted.clear()
+        self._merging = None
         self._in_flight.clear()
 
     def _choose(self, joining: Joining) -> dict[RowGroup, list[int]]:
@@ -292,7 +299,7 @@ class DecodeBatch:
         return self._price(len(group) + rows, max(group.longest, longest)) < 0.9 * apart
 
     def _find_merge(self) -> tuple[RowGroup, RowGroup] | None:
-        groups = sorted(self._groups, key=len)
+        groups = sorted(self._groups, key=lambda group: (len(group), group.aim))
         for place, small in enumerate(groups):
             for large in groups[place + 1 :]:
                 short = max(0, len(small) - large.free)
@@ -313,9 +320,12 @@ class DecodeBatch:
             self._merging = None
             return
         slots, room = large.aim
-        needed = large.capacity - large.free + len(small), rounded_room(small.longest + 1)
-        if needed[0] > slots or needed[1] > room:
-            large.aim_at(max(slots, needed[0]), max(room, needed[1]))
+        more = max(0, len(large) + len(small) - slots)
+        room = max(room, rounded_room(small.longest + 1))
+        if more > self._affordable(0, more, room):
+            self._merging = None
+            return
+        large.aim_at(slots + more, room)
         if allowance == NO_BOUND:
             large.approach()
         if large.free and small.longest < large.room:

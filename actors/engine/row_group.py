@@ -16,16 +16,12 @@ import numpy as np
 
 from actors.engine.model import Cache, Model
 from actors.engine.prefill import Joining, Row
+from actors.engine.row_memory import rounded_room
 from actors.engine.sampler import Drawn, Sampler
-from actors.engine.slots import GROW, NO_BOUND, Positions, SlotCache, SlotKV
+from actors.engine.slots import NO_BOUND, Positions, SlotCache, SlotKV
 
 FREE = -1
 MAX_FREE = 0.125  # of the slots computed
-
-
-def rounded_room(tokens: int) -> int:
-    """Room that a group has for rows of so many tokens."""
-    return -(-tokens // GROW) * GROW
 
 
 class RowGroup:

@@ -213,14 +213,13 @@ class Scheduler:
     def abort(self, rids: Iterable[int]) -> None:
         """Forget these rows, wherever they are; unknown ones are normal."""
         for rid in rids:
-            if self._waiting.pop(rid, None) is None:
-                self._remove(rid)
+            self._forget(rid)
 
     def abort_all(self) -> None:
         """Forget every row."""
         self.abort([*self._waiting, *self._prefilling, *self._running])
 
-    def plan(self, prefill_tokens: int, running_bytes: int = 0) -> Plan:
+    def plan(self, prefill_tokens: int, running_bytes: int) -> Plan:
         """Decide one turn; rows that it launches count as launched.
 
         `prefill_tokens` bounds the prompt tokens of this turn (how many fit the time it may take). It is
@@ -327,10 +326,12 @@ class Scheduler:
                 continue
             taken.ended.append(rid)
             taken.reasons.append(reason)
-            self.abort([rid])
+            self._forget(rid)
         return taken
 
-    def _remove(self, rid: int) -> None:
+    def _forget(self, rid: int) -> None:
+        if self._waiting.pop(rid, None) is not None:
+            return
         row = self._prefilling.pop(rid, None) or self._running.pop(rid, None)
         if row is not None and not row.left:
             self._drop.append(rid)

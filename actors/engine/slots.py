@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 Lengths = npt.NDArray[np.int64]
 
-GROW = 256  # room for keys and values is a multiple of so many tokens
 NO_BOUND = 1 << 62  # bytes
 
 

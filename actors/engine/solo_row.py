@@ -12,8 +12,9 @@ import numpy as np
 from actors.engine.model import Cache, Model
 from actors.engine.prefill import Joining
 from actors.engine.row_group import FREE
+from actors.engine.row_memory import GROW
 from actors.engine.sampler import Drawn, Sampler
-from actors.engine.slots import GROW, Positions
+from actors.engine.slots import Positions
 
 CHECK_LENGTHS = (3, 11)
 CHECK_STEPS = 2

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from actors.engine.engine import find_fault
-from actors.engine.memory import row_bytes
 from actors.engine.model import Model
+from actors.engine.row_memory import row_bytes
 from actors.engine.scheduler import Limits
 from protocol.ids import pack_ids
 from protocol.messages import Submit
