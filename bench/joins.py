@@ -61,6 +61,7 @@ class Joins:
         self.row_bytes = model.row_memory.bytes(tokens)
         self._batch.join([made_joining(model, list(range(1, rows + 1)), [tokens] * rows)])
         self._next = rows + 1
+        self._step_peak = 0
         self.steps(3)
 
     @property
@@ -101,30 +102,36 @@ class Joins:
 
         return self._event(carry_out, row, self._model.row_memory.bytes(tokens))
 
-    def turns(self, count: int) -> dict[str, Any]:
-        """The worst of so many steps in which nobody joins or leaves."""
-        events = [self._event(lambda: None) for _ in range(count)]
-        worst = max(events, key=lambda event: int(event["bytes_copied"]))
-        return worst | {"turns": count, "groups": self.groups, "turns_that_copy": sum(map(_copies, events))}
-
-    def _event(self, carry_out: Callable[[], None], row: int = 0, row_bytes: int = 0) -> dict[str, Any]:
-        """What happens, and the step after it."""
-        self.steps(1)
+    def _peak_of(self, carry_out: Callable[[], object]) -> tuple[int, float]:
+        """Bytes beyond those held before, and seconds."""
         mx.eval(list(plane_arrays(self._batch._groups)))
         mx.clear_cache()
         mx.synchronize()
         active = mx.get_active_memory()
         mx.reset_peak_memory()
-        self.steps(1)
-        step_peak = mx.get_peak_memory() - active
-        before = addresses(self._batch._groups)
-        active = mx.get_active_memory()
-        mx.reset_peak_memory()
         began = time.perf_counter()
         carry_out()
-        self.steps(1)
-        seconds = time.perf_counter() - began
-        peak = mx.get_peak_memory() - active
+        return mx.get_peak_memory() - active, time.perf_counter() - began
+
+    def turns(self, count: int) -> dict[str, Any]:
+        """The worst of so many steps in which nobody joins or leaves."""
+        events = [self._event(lambda: None, settle=False) for _ in range(count)]
+        worst = max(events, key=lambda event: int(event["bytes_copied"]))
+        return worst | {"turns": count, "groups": self.groups, "turns_that_copy": sum(map(_copies, events))}
+
+    def _event(
+        self, carry_out: Callable[[], None], row: int = 0, row_bytes: int = 0, *, settle: bool = True
+    ) -> dict[str, Any]:
+        """What happens, and the step after it. Peak memory is compared with that of a step before, if they `settle`."""
+        step_peak = self._peak_of(lambda: self.steps(1))[0] if settle else self._step_peak
+        self._step_peak = step_peak
+        before = addresses(self._batch._groups)
+
+        def both() -> None:
+            carry_out()
+            self.steps(1)
+
+        peak, seconds = self._peak_of(both)
         made = sum(size for at, size in addresses(self._batch._groups).items() if at not in before)
         its = addresses([group for group in self._batch._groups if row in group])
         in_place = sum(at in before for at in its)
@@ -167,6 +174,7 @@ def measure(model: Model, rows: int, tokens: int) -> dict[str, Any]:
     del joins
     # Rows that soon need more room.
     joins = Joins(model, max(10, rows // 4), -(-tokens // GROW) * GROW - AHEAD - 8)
+    joins.leave()  # tells what a step takes
     result["growth"] = {"batch_bytes": joins.nbytes} | joins.turns(6)
     return result
 

@@ -32,7 +32,7 @@ RESERVED = 256 << 20  # bytes of slots that are made for rows on their way
 PIECE = 32 << 20  # bytes of a larger one's caches that are made anew in one turn, if one array isn't more
 MOVED = 8 << 20  # bytes of rows that are moved in one turn, if one row isn't more
 AHEAD = 64  # tokens before its rows need more room that a group begins to get it
-MANY_GROUPS = 4  # with more than these, turns with joins are used for such work, too
+MANY_GROUPS = 8  # with more than these, turns with joins are used for such work, too
 SMALL_ROW = 256 << 10  # bytes up to which rows may be padded, whatever their own length
 MARGIN = 64  # tokens by which a row may be taken to grow when its place is chosen
 

@@ -36,7 +36,8 @@ class RowGroup:
         self._slots: dict[int, int] = {}
         self.capacity = 0  # slots
         self.room = 0  # tokens
-        self._aim = (0, 0)  # slots and room that it is on its way to
+        self._aim = (0, 0)  # slots and room that it has, or is on its way to
+        self._there = True
         self._inputs = mx.zeros((0,), mx.uint32)  # each slot's last token; may still be in computation
 
     def __len__(self) -> int:
@@ -91,12 +92,14 @@ class RowGroup:
 
     def aim_at(self, slots: int, room: int) -> None:
         """Have other slots and another room; `approach` gets there. The rows must fit in."""
-        self._aim = slots, room
+        if (slots, room) != self._aim:
+            self._aim = slots, room
+            self._there = False
         self.capacity, self.room = min(self.capacity, slots), min(self.room, room)
 
     def approach(self, allowance: int = NO_BOUND) -> int:
         """Write so many bytes at most (one array at least) towards what is aimed at; returns how many."""
-        if self._aim == (self.capacity, self.room):
+        if self._there:
             return 0
         slots, room = self._aim
         written = 0
@@ -106,6 +109,7 @@ class RowGroup:
             written += cache.reshape(slots, room, allowance - written)
         if written < allowance:  # else the last cache may not be through
             self.capacity, self.room = slots, room
+            self._there = True
         return written
 
     def tighten(self) -> None:
