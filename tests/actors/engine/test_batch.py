@@ -185,6 +185,9 @@ def test_what_rows_need_is_what_is_left_when_memory_is_short(model: Model) -> No
     assert rows.batch.needed(leaving=[1]) < needed < rows.batch.nbytes
     rows.batch.keep_within(needed)
     assert rows.batch.nbytes <= needed
+    exact = len(rows.batch) * row_bytes(model.row_memory, TOKENS + 4)
+    rows.batch.keep_within(exact)
+    assert rows.batch.nbytes == exact
     tokens = {rid: len(found) for rid, found in rows.tokens.items()}
     rows.join(expected=100)
     rows.step()

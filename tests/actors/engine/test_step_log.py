@@ -4,7 +4,6 @@ import json
 from functools import partial
 
 import msgspec
-import pytest
 
 from actors.engine.engine import Engine
 from actors.engine.model import Model
@@ -16,11 +15,11 @@ from actors.engine.step_log import StepRecord, described, rebuilt, replayed
 def recorded(model: Model, make_request) -> list[str]:
     """Log lines of a run in which rows wait, are parked, aborted, and stop."""
     size = partial(row_bytes, model.row_memory)
-    limits = Limits(max_num_seqs=5, cache_bytes=9 * size(256), row_bytes=size)
+    limits = Limits(max_num_seqs=6, cache_bytes=9 * size(256), row_bytes=size)
     lines = [json.dumps(described(limits, model.row_memory))]
     engine = Engine(model, limits, on_step=lambda record: lines.append(msgspec.json.encode(record).decode()))
     for rid in range(9):
-        engine.submit(make_request(rid, range(10, 100 + 40 * rid), 90, priority=rid % 2))
+        engine.submit(make_request(rid, range(10, 200 + rid), 90, priority=rid % 2))
     turns = 0
     while engine.busy:
         engine.turn(lambda outcome: None)
@@ -38,9 +37,6 @@ def test_a_recorded_run_played_again_has_the_same_plans(model: Model, make_reque
     scheduler = Scheduler(rebuilt(json.loads(first)))
     for record in records:
         assert replayed(scheduler, record) == record.plan
-    assert not scheduler.busy
 
     other = Scheduler(msgspec.structs.replace(rebuilt(json.loads(first)), max_num_seqs=4))
-    with pytest.raises(AssertionError):
-        for record in records:
-            assert replayed(other, record) == record.plan
+    assert any(replayed(other, record) != record.plan for record in records)
