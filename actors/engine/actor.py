@@ -17,8 +17,10 @@ from actors.base import Actor, StartError
 from actors.engine import memory, weights
 from actors.engine.engine import Engine, Outcome
 from actors.engine.model import ModelError, load
-from actors.engine.scheduler import BLOCK, Limits, Plan
+from actors.engine.row_memory import row_bytes
+from actors.engine.scheduler import Limits
 from actors.engine.solo_row import batches_rightly
+from actors.engine.step_log import StepRecord, described
 from protocol.codec import CodecError, command_codec, encode
 from protocol.errors import INTERNAL_ERROR
 from protocol.ids import pack_ids
@@ -30,16 +32,9 @@ log = structlog.get_logger()
 RETRY_MS = 100  # how soon an idle engine tries again to report rows whose step could not be sent
 
 
-def log_plan(plan: Plan) -> None:
-    """Print what the scheduler decided for a turn (`--log-steps`)."""
-    log.info(
-        "step",
-        drop=plan.drop,
-        admit=plan.admit,
-        chunks=[(chunk.rid, chunk.start, chunk.tokens) for chunk in plan.chunks],
-        join=plan.join,
-        decode=plan.decode,
-    )
+def log_step(record: StepRecord) -> None:
+    """Print what the scheduler decided for a turn, and what it was told (`--log-steps`)."""
+    log.info("step", **msgspec.to_builtins(record))
 
 
 class EngineActor(Actor):
@@ -59,18 +54,18 @@ class EngineActor(Actor):
             raise StartError(str(error)) from error
         memory.set_limits(config.max_num_seqs, model.vocab_size)
         budget = memory.cache_budget(config.memory_limit, config.max_num_seqs, model.vocab_size)
-        if budget < memory.row_bytes(model.row_memory, BLOCK):
-            raise StartError(
-                f"with its memory limit the engine has {budget >> 20} MB left for keys and values once "
-                f"{config.model_name} is loaded; raise --memory-limit, or take a smaller model"
-            )
         limits = Limits(
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.prefill_step_size,
             cache_bytes=budget,
-            row_bytes=partial(memory.row_bytes, model.row_memory),
+            row_bytes=partial(row_bytes, model.row_memory),
         )
+        if budget < limits.admission_bytes(1):
+            raise StartError(
+                f"with its memory limit the engine has {budget >> 20} MB left for keys and values once "
+                f"{config.model_name} is loaded; raise --memory-limit, or take a smaller model"
+            )
         weights.prepare()
         if model.batches_rows and not batches_rightly(model):
             log.warning("a row in a batch doesn't get the logits it gets alone", model_type=model.files.model_type)
@@ -80,8 +75,10 @@ class EngineActor(Actor):
         elif not model.batches_prefill:
             log.info("prompts are prefilled one row at a time", caches=model.cache_kinds)
         log.info("memory", cache_mb=budget >> 20, row_kb_per_token=round(model.row_memory.per_token / 1024, 2))
+        if config.log_steps:
+            log.info("limits", **described(limits, model.row_memory))
         stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
-        self._engine = Engine(model, limits, stall_target=stall_target, on_plan=log_plan if config.log_steps else None)
+        self._engine = Engine(model, limits, stall_target=stall_target, on_step=log_step if config.log_steps else None)
         self._streamer = 0
         self._peer = b""
         self._lost: set[int] = set()

@@ -3,6 +3,10 @@
 Used by `actors.engine.engine` on the engine's one thread. A step is one forward per group. Rows are in one group
 unless padding the short ones to the longest costs more than reading the weights once more: the price of a group is
 taken as the bytes that its step reads, weights and padded caches.
+
+A row joins a group that has a free slot for it, or a further group. No group is copied for that, unless all of the
+batch is small. Groups get more slots, or more room for their rows' tokens, between steps, a piece at a time, where that
+is found wanting; then what had to go to a further group is moved in, a few rows at a time.
 """
 
 from collections import deque
@@ -17,10 +21,18 @@ from actors.engine.logprobs import LogProbs
 from actors.engine.model import Model
 from actors.engine.prefill import Joining
 from actors.engine.row_group import FREE, RowGroup
+from actors.engine.row_memory import rounded_room
 from actors.engine.sampler import Drawn
+from actors.engine.slots import NO_BOUND
 from actors.engine.solo_row import SoloRow
 
 MERGE_EVERY = 64  # steps between looks for groups that have become alike
+SMALL_BATCH = 128 << 20  # bytes of a batch that is copied without further thought: less time than a step takes
+RESERVED = 256 << 20  # bytes of slots that are made for rows on their way
+PIECE = 32 << 20  # bytes of a larger one's caches that are made anew in one turn, if one array isn't more
+MOVED = 8 << 20  # bytes of rows that are moved in one turn, if one row isn't more
+AHEAD = 64  # tokens before its rows need more room that a group begins to get it
+MANY_GROUPS = 8  # with more than these, turns with joins are used for such work, too
 SMALL_ROW = 256 << 10  # bytes up to which rows may be padded, whatever their own length
 MARGIN = 64  # tokens by which a row may be taken to grow when its place is chosen
 
@@ -71,6 +83,11 @@ class DecodeBatch:
         self._solo: list[SoloRow] = []
         self._in_flight: deque[_Step] = deque()
         self._steps = 0
+        self._joined = False  # since the last step
+        self._expected = 0  # rows on their way
+        self._wanted: dict[RowGroup, int] = {}  # slots that joining rows would have liked to find
+        self._merging: tuple[RowGroup, RowGroup] | None = None  # a group, and the one that takes its rows over
+        self._limit = NO_BOUND  # bytes
 
     def __len__(self) -> int:
         return sum(len(group) for group in self._every)
@@ -91,15 +108,49 @@ class DecodeBatch:
 
     def join(self, groups: list[Joining], expected: int = 0) -> None:
         """Take in rows that are ready to decode; `expected` more are about to come."""
+        self._expected = expected
         for joining in groups:
             if not self._model.batches_rows:
                 self._join_alone(joining)
                 continue
+            self._joined = True
             for group, places in self._choose(joining).items():
                 rows = len(group) + len(places)
-                # Not for all at once: those to come may be of another length, and go elsewhere.
-                group.reserve(rows + min(expected, 3 * rows))
+                longest = max(len(joining.rows[place].ids) for place in places)
+                if len(places) > group.free or longest > group.room:
+                    room = max(group.room, rounded_room(longest + MARGIN))
+                    # Not for all at once: those to come may be of another length, and go elsewhere.
+                    spare = min(expected, 3 * max(rows, len(self)), RESERVED // self._size(room))
+                    if len(group):
+                        spare = max(spare, len(group))  # it is copied: seldom
+                    group.aim_at(max(group.capacity, rows + self._affordable(rows, spare, room)), room)
+                    group.approach()
                 group.join(joining, places)
+
+    def _affordable(self, slots: int, spare: int, room: int) -> int:
+        """How many of `spare` slots there may be beyond `slots` new ones."""
+        return int(max(0, min(spare, (self._limit - self.nbytes) // self._size(room) - slots)))
+
+    def _size(self, tokens: int) -> int:
+        return max(1, self._model.row_memory.bytes(tokens))
+
+    def keep_within(self, limit: int) -> None:
+        """All caches may take so many bytes: give back at once what rows don't need, if it must be, and make nothing
+        beyond their needs that doesn't fit."""
+        self._limit = limit
+        if self.nbytes <= limit:
+            return
+        for group in sorted(self._groups, key=lambda group: group.needed() - group.nbytes):
+            group.tighten()
+            if self.nbytes <= limit:
+                return
+
+    def needed(self, leaving: Iterable[int] = ()) -> int:
+        """Bytes that the rows take, those that are `leaving` aside, in groups of the shape that they need for the next
+        step; and those of an array that is made anew."""
+        gone = frozenset(leaving)
+        largest = max((group.largest_array for group in self._groups), default=0)
+        return largest + sum(group.needed(gone) for group in self._every)
 
     def _join_alone(self, joining: Joining) -> None:
         for place in range(len(joining.rows)):
@@ -120,10 +171,7 @@ class DecodeBatch:
     def launch(self, before: Callable[[], None]) -> None:
         """Start one decode step of all rows. `before` is called when its graph is built, just before it starts."""
         self._steps += 1
-        if self._steps % MERGE_EVERY == 0:
-            self._merge()
-        for group in self._groups:
-            group.compact()
+        self._keep_house()
         every = self._every
         if not every:
             return
@@ -151,23 +199,36 @@ class DecodeBatch:
         """Let all rows go, and the steps in flight with them."""
         self._groups = []
         self._solo = []
+        self._wanted.clear()
+        self._merging = None
         self._in_flight.clear()
 
     def _choose(self, joining: Joining) -> dict[RowGroup, list[int]]:
         """The group of each row of `joining`, by place. Longer rows choose first."""
         chosen: dict[RowGroup, list[int]] = {}
         planned = {group: (len(group), group.longest) for group in self._groups}
+        copied = self.nbytes <= SMALL_BATCH
         places = sorted(range(len(joining.rows)), key=lambda place: -len(joining.rows[place].ids))
         for place in places:
-            length = len(joining.rows[place].ids) + MARGIN
-            alone = self._price(1, length)
-            best, least = None, alone
+            ids = len(joining.rows[place].ids)
+            length = ids + MARGIN
+            best, full = None, None
+            least = self._price(1, length)
             for group, (rows, longest) in planned.items():
                 if rows and not self._alike(longest, length):
                     continue
                 more = self._price(rows + 1, max(longest, length)) - self._price(rows, longest)
+                if not (copied or (group in chosen and not len(group))):
+                    if ids > group.room:
+                        continue
+                    if rows - len(group) >= group.free:
+                        if more < least and (full is None or len(group) < len(full)):
+                            full = group
+                        continue
                 if more < least or (more == least and best is None):
                     best, least = group, more
+            if best is None and full is not None:
+                self._wanted[full] = self._wanted.get(full, 0) + 1
             if best is None:
                 best = RowGroup(self._model)
                 self._groups.append(best)
@@ -177,25 +238,96 @@ class DecodeBatch:
             chosen.setdefault(best, []).append(place)
         return {group: sorted(places) for group, places in chosen.items()}
 
+    def _keep_house(self) -> None:
+        """Bring the groups nearer to the shapes that they should have. Bounded work, unless the batch is small."""
+        joined, self._joined = self._joined, False
+        if not self._groups:
+            return
+        small = self.nbytes <= SMALL_BATCH
+        quiet = not joined or small or len(self._groups) > MANY_GROUPS
+        for group in self._groups:
+            self._make_room(group)
+        if quiet:
+            self._add_slots()
+            self._merge(NO_BOUND if small else MOVED)
+            for group in self._groups:
+                group.compact(NO_BOUND if small else MOVED)
+        if self._steps % MERGE_EVERY == 0 and not self._expected:
+            self._cut_slots()
+        left = NO_BOUND if small else PIECE
+        for group in self._groups:
+            if left > 0 and (quiet or group.longest + AHEAD // 2 > group.room):
+                left -= group.approach(left)
+
+    def _make_room(self, group: RowGroup) -> None:
+        slots, room = group.aim
+        if group.longest + AHEAD > room:
+            more = rounded_room(room + room // 4 + 1)
+            if self.nbytes + slots * (self._size(more) - self._size(room)) > self._limit:
+                more = rounded_room(group.longest + 1)
+            group.aim_at(slots, max(room, more))
+        if group.longest >= group.room:
+            group.approach()  # it was not done in time
+
+    def _add_slots(self) -> None:
+        """Where a row had to go to a further group, unless that has become as good."""
+        for group, wanted in self._wanted.items():
+            slots, room = group.aim
+            if group in self._groups and slots == group.capacity and self._better_as_one(group, wanted, group.longest):
+                group.aim_at(slots + self._affordable(0, wanted + slots // 2, room), room)
+        if self._wanted and self._merging is None:
+            self._merging = self._find_merge()
+        self._wanted.clear()
+
+    def _cut_slots(self) -> None:
+        for group in self._groups:
+            slots, room = group.aim
+            if 4 * group.span < slots:
+                group.aim_at(2 * group.span, room)
+
     def _alike(self, longest: int, length: int) -> bool:
-        # The memory guard counts on rows that are padded to twice their own bytes at most.
-        size = self._model.row_memory.bytes
-        return size(max(longest, length)) <= max(2 * size(min(longest, length)), SMALL_ROW)
+        return self._size(max(longest, length)) <= max(2 * self._size(min(longest, length)), SMALL_ROW)
 
     def _price(self, rows: int, longest: int) -> float:
         return self._model.step_bytes + rows * self._model.row_memory.bytes(longest) if rows else 0.0
 
-    def _merge(self) -> None:
-        """Join two groups into one where that has become cheaper."""
-        groups = sorted(self._groups, key=len)
-        for small in groups:
-            for large in groups:
-                if small is large or len(small) > len(large) or not len(small):
-                    continue
-                apart = self._price(len(small), small.longest) + self._price(len(large), large.longest)
-                if not self._alike(large.longest, small.longest):
-                    continue
-                if self._price(len(small) + len(large), max(small.longest, large.longest)) < 0.9 * apart:
-                    large.take_over(small)
-                    break
-        self._groups = [group for group in self._groups if len(group)]
+    def _better_as_one(self, group: RowGroup, rows: int, longest: int) -> bool:
+        """Whether so many more rows are better in this group than in one of their own."""
+        if not self._alike(group.longest, longest):
+            return False
+        apart = self._price(len(group), group.longest) + self._price(rows, longest)
+        return self._price(len(group) + rows, max(group.longest, longest)) < 0.9 * apart
+
+    def _find_merge(self) -> tuple[RowGroup, RowGroup] | None:
+        groups = sorted(self._groups, key=lambda group: (len(group), group.aim))
+        for place, small in enumerate(groups):
+            for large in groups[place + 1 :]:
+                short = max(0, len(small) - large.free)
+                room = max(large.room, rounded_room(small.longest + 1))
+                fits = short == self._affordable(0, short, room)
+                if fits and len(small) and self._better_as_one(large, len(small), small.longest):
+                    return small, large
+        return None
+
+    def _merge(self, allowance: int) -> None:
+        """Move rows into a group with which they have become cheaper, once it has slots for them."""
+        if self._merging is None and self._steps % MERGE_EVERY == 0:
+            self._merging = self._find_merge()
+        if self._merging is None:
+            return
+        small, large = self._merging
+        if not (len(small) and len(large) and small in self._groups and large in self._groups):
+            self._merging = None
+            return
+        slots, room = large.aim
+        more = max(0, len(large) + len(small) - slots)
+        room = max(room, rounded_room(small.longest + 1))
+        if more > self._affordable(0, more, room):
+            self._merging = None
+            return
+        large.aim_at(slots + more, room)
+        if allowance == NO_BOUND:
+            large.approach()
+        if large.free and small.longest < large.room:
+            large.take_over(small, allowance)
+            self._groups = [group for group in self._groups if len(group)]

@@ -20,7 +20,8 @@ from actors.engine.model import Model
 from actors.engine.pace import Pace
 from actors.engine.prefill import Ids, Prefill, Row
 from actors.engine.sampler import RowOptions
-from actors.engine.scheduler import BLOCK, Limits, Plan, Scheduler
+from actors.engine.scheduler import BLOCK, Limits, Scheduler
+from actors.engine.step_log import RecordedScheduler, StepRecord
 from protocol.errors import INVALID_REQUEST, PROMPT_TOO_LONG
 from protocol.messages import EngineStats, SamplingParams, Submit
 
@@ -78,14 +79,15 @@ class Engine:
         limits: Limits,
         *,
         stall_target: float = 0.1,
-        on_plan: Callable[[Plan], None] | None = None,
+        on_step: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`stall_target` is how many seconds a step may take because of prefill; `on_plan` sees each turn's plan."""
+        """`stall_target` is how many seconds a step may take because of prefill; `on_step` gets a
+        record of each turn's decisions."""
         # On a CPU forwards of one block are the fastest; elsewhere a chunk is one forward.
         forward_tokens = BLOCK if mx.default_device() == mx.cpu else limits.prefill_step_size
         self._model = model
-        self._scheduler = Scheduler(limits)
+        self._scheduler = Scheduler(limits) if on_step is None else RecordedScheduler(limits, on_step)
         self._limits = limits
         self._lane = Lane()
         self._prefill = Prefill(model, self._lane, forward_tokens)
@@ -96,7 +98,6 @@ class Engine:
         self._pool = memory.Pool(memory.pool_limit(limits.max_num_seqs, model.vocab_size))
         self._prefilled = False
         self._pace = Pace(stall_target)
-        self._on_plan = on_plan
         self._clock = clock
         self._step_began = 0.0
         self._resets = 0
@@ -138,7 +139,7 @@ class Engine:
             self._rejected.append((rid, INVALID_REQUEST, fault))
             return
         ids = np.frombuffer(request.ids, "<u4").astype(np.uint32)
-        if not self._scheduler.fits(len(ids) + BLOCK):
+        if not self._scheduler.fits(len(ids)):
             self._rejected.append((rid, PROMPT_TOO_LONG, self._too_large(len(ids))))
             return
         params = request.params or SamplingParams()
@@ -166,7 +167,7 @@ class Engine:
         return low
 
     def _too_large(self, length: int) -> str:
-        needed, limit = self._limits.row_bytes(length + BLOCK), self._limits.cache_bytes
+        needed, limit = self._limits.admission_bytes(length), self._limits.cache_bytes
         return (
             f"the prompt of {length} tokens needs {needed / 1e6:.0f} MB for its keys and values, and all "
             f"requests together may take {limit / 1e6:.0f} MB; shorten it, or raise --memory-limit"
@@ -199,12 +200,12 @@ class Engine:
             outcome.end(rid, code, fault)
         self._rejected.clear()
 
-        plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running))
-        if self._on_plan is not None:
-            self._on_plan(plan)
+        running_bytes = self._batch.needed(self._scheduler.leaving)
+        plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running), running_bytes)
         outcome.admitted = plan.admit
         self._prefill.remove(plan.drop)
         self._batch.remove(plan.drop)
+        self._batch.keep_within(self._limits.cache_bytes - plan.prefill_bytes)
         for rid in plan.admit:
             self._prefill.add(self._requests[rid].row())
         step_before = self._batch.in_flight > 0

@@ -11,9 +11,6 @@ from typing import Any
 import mlx.core as mx
 import psutil
 
-from actors.engine.row_memory import RowMemory
-from actors.engine.slots import GROW
-
 CLEAR_EVERY = 1024  # turns
 FULL_POOL_REST = 16  # turns between two clearings of a full pool …
 FULL_POOL_REST_PREFILLING = 64  # … and while prefill fills it again at once
@@ -73,12 +70,6 @@ def _default_limit() -> int:
             return int(total) * 9 // 10
     total = int(psutil.virtual_memory().total)
     return min(total * 8 // 10, mx.get_active_memory() + _cgroup_headroom())
-
-
-def row_bytes(of_row: RowMemory, length: int) -> int:
-    """Bytes that a row of `length` tokens may take in the batch: room for tokens and slots grows in steps, and rows are
-    padded to longer ones."""
-    return of_row.bytes(-(-length // GROW) * GROW) * 2
 
 
 class Pool:

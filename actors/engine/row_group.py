@@ -3,6 +3,9 @@
 Used by `actors.engine.batch` on the engine's one thread. Everything here is lazy but `compact` and `take_over`,
 which wait for the rows they move. A free slot in the middle is computed along with the others until a row joins
 there; when too many are free, rows move down from the end.
+
+A group has so many slots, each with room for so many tokens. Another shape means writing all of it anew, so that is
+done one array after the other, a few per turn (`aim`, `approach`): what a join or a step needs is there before.
 """
 
 from collections.abc import Iterable
@@ -13,11 +16,11 @@ import numpy as np
 
 from actors.engine.model import Cache, Model
 from actors.engine.prefill import Joining, Row
+from actors.engine.row_memory import rounded_room
 from actors.engine.sampler import Drawn, Sampler
-from actors.engine.slots import Positions, SlotCache, SlotKV
+from actors.engine.slots import NO_BOUND, Positions, SlotCache, SlotKV
 
 FREE = -1
-MIN_SLOTS = 1
 MAX_FREE = 0.125  # of the slots computed
 
 
@@ -31,7 +34,10 @@ class RowGroup:
         self._rids: list[int] = []  # by slot, FREE where there is none
         self._lengths = np.zeros(0, np.int64)
         self._slots: dict[int, int] = {}
-        self._room = 0
+        self.capacity = 0  # slots
+        self.room = 0  # tokens
+        self._aim = (0, 0)  # slots and room that it has, or is on its way to
+        self._there = True
         self._inputs = mx.zeros((0,), mx.uint32)  # each slot's last token; may still be in computation
 
     def __len__(self) -> int:
@@ -55,17 +61,66 @@ class RowGroup:
         """Bytes of all caches."""
         return sum(cache.nbytes for cache in self._caches)
 
-    def reserve(self, rows: int) -> None:
-        """Make room for so many slots. Growing copies what is there, so ask once for all that are to come."""
-        if rows > self._room:
-            room = max(MIN_SLOTS, 1 << (rows - 1).bit_length())
-            for cache in self._caches:
-                cache.resize(room)
-            self._room = room
+    @property
+    def largest_array(self) -> int:
+        """Bytes of the largest of its arrays."""
+        return max((cache.largest_array for cache in self._caches), default=0)
+
+    def needed(self, leaving: frozenset[int] = frozenset()) -> int:
+        """Bytes of its rows without those that are `leaving`, in a group of the shape that they need."""
+        if not leaving:
+            return len(self._slots) * self._model.row_memory.bytes(rounded_room(self.longest + 1))
+        stay = [slot for rid, slot in self._slots.items() if rid not in leaving]
+        if not stay:
+            return 0
+        return len(stay) * self._model.row_memory.bytes(rounded_room(int(self._lengths[stay].max()) + 1))
+
+    @property
+    def span(self) -> int:
+        """Slots that a step computes: up to the last one with a row in it."""
+        return len(self._rids)
+
+    @property
+    def free(self) -> int:
+        """Rows that can join, or be taken over."""
+        return self.capacity - len(self._slots)
+
+    @property
+    def aim(self) -> tuple[int, int]:
+        """Slots and room that it has, or is on its way to."""
+        return self._aim
+
+    def aim_at(self, slots: int, room: int) -> None:
+        """Have other slots and another room; `approach` gets there. The rows must fit in."""
+        if (slots, room) != self._aim:
+            self._aim = slots, room
+            self._there = False
+        self.capacity, self.room = min(self.capacity, slots), min(self.room, room)
+
+    def approach(self, allowance: int = NO_BOUND) -> int:
+        """Write so many bytes at most (one array at least) towards what is aimed at; returns how many."""
+        if self._there:
+            return 0
+        slots, room = self._aim
+        written = 0
+        for cache in self._caches:
+            if written >= allowance:
+                return written
+            written += cache.reshape(slots, room, allowance - written)
+        if written < allowance:  # else the last cache may not be through
+            self.capacity, self.room = slots, room
+            self._there = True
+        return written
+
+    def tighten(self) -> None:
+        """Give back all that its rows don't need, at once. Waits for it, an array at a time."""
+        self.compact(max_free=0)
+        self.aim_at(len(self._rids), rounded_room(self.longest + 1))
+        while self.approach(allowance=1):
+            mx.eval([list(cache.every_array()) for cache in self._caches])
 
     def join(self, joining: Joining, places: list[int]) -> None:
-        """Take in these rows of `joining`."""
-        self.reserve(len(self._slots) + len(places))
+        """Take in these rows of `joining`. There must be free slots, with room for their next tokens."""
         run = self._as_run(joining, places)
         if run is not None:
             self._load_run(joining, run)
@@ -79,7 +134,7 @@ class RowGroup:
         # Neighbours of a right-padded batch that fit behind the last slot are one write per array.
         last = places[-1] + 1
         neighbours = len(places) > 1 and last - places[0] == len(places)
-        fits = len(self._rids) + len(places) <= self._room
+        fits = len(self._rids) + len(places) <= self.capacity
         plain = joining.right_padded and all(isinstance(cache, SlotKV) for cache in self._caches)
         return slice(places[0], last) if neighbours and fits and plain else None
 
@@ -137,16 +192,18 @@ class RowGroup:
             self._sampler.cut(rows)
             self._inputs = self._inputs[:rows]
 
-    def compact(self) -> None:
-        """Move rows from the end into free slots when too much is computed for nobody."""
+    def compact(self, allowance: int = NO_BOUND, max_free: float = MAX_FREE) -> None:
+        """Move rows from the end into free slots when too much is computed for nobody: `allowance` bytes at most, and
+        one row at least."""
         free = len(self._rids) - len(self._slots)
-        if free <= MAX_FREE * len(self._rids):
+        if free <= max_free * len(self._rids):
             return
         holes = [slot for slot, rid in enumerate(self._rids[: len(self._slots)]) if rid == FREE]
         tail = [slot for slot in range(len(self._slots), len(self._rids)) if self._rids[slot] != FREE]
-        contents = [self._copy(slot) for slot in tail]
+        moves = list(zip(reversed(tail), holes, strict=True))[: max(1, allowance // self._bytes_of(self.longest))]
+        contents = [self._copy(source) for source, _ in moves]
         mx.eval([content for content, _ in contents], self._inputs)
-        for source, target, (content, length) in zip(tail, holes, contents, strict=True):
+        for (source, target), (content, length) in zip(moves, contents, strict=True):
             rid = self._rids[source]
             self._rids[source], self._rids[target] = FREE, rid
             self._slots[rid] = target
@@ -155,16 +212,14 @@ class RowGroup:
             self._set_input(target, self._inputs[source : source + 1])
             self._paste(target, content)
         self._cut_end()
-        room = max(MIN_SLOTS, 1 << (2 * len(self._rids) - 1).bit_length())
-        if room < self._room // 2:
-            for cache in self._caches:
-                cache.resize(room)
-            self._room = room
 
-    def take_over(self, other: "RowGroup") -> None:
-        """Move all rows of `other` here; it is empty afterwards."""
-        self.reserve(len(self._rids) + len(other))
-        moved = [(rid, slot) for rid, slot in other._slots.items()]
+    def take_over(self, other: "RowGroup", allowance: int = NO_BOUND) -> None:
+        """Move rows of `other` here, `allowance` bytes of them at most, and one at least. There must be free slots."""
+        behind = self.capacity - len(self._rids)
+        if not behind:
+            self.compact(allowance, max_free=0)
+            return
+        moved = list(other._slots.items())[: min(behind, max(1, allowance // self._bytes_of(other.longest)))]
         contents = [other._copy(slot) for _, slot in moved]
         mx.eval([content for content, _ in contents], other._inputs, self._inputs)
         for (rid, source), (content, length) in zip(moved, contents, strict=True):
@@ -177,6 +232,9 @@ class RowGroup:
             self._paste(target, content)
         other.remove([rid for rid, _ in moved])
 
+    def _bytes_of(self, length: int) -> int:
+        return max(1, self._model.row_memory.bytes(length))
+
     def _copy(self, slot: int) -> tuple[list[list[Any]], int]:
         length = int(self._lengths[slot])
         return [cache.copy_row(slot, length) for cache in self._caches], length
@@ -187,6 +245,7 @@ class RowGroup:
 
     def step(self) -> Drawn:
         """Build one decode step of all slots; returns what was drawn, not yet computed."""
+        assert self.longest < self.room
         at = Positions(self._lengths)
         for cache in self._caches:
             cache.step(at)

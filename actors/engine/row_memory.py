@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+GROW = 256  # room for keys and values is a multiple of so many tokens
+
 
 class RowMemory(msgspec.Struct):
     """What one row takes in the caches: `per_token` bytes for each token, `windows` (size in tokens, bytes per
@@ -23,6 +25,16 @@ class RowMemory(msgspec.Struct):
             + sum(min(length, size) * per_token for size, per_token in self.windows)
             + self.fixed
         )
+
+
+def rounded_room(tokens: int) -> int:
+    """Room that is made for rows of so many tokens."""
+    return -(-tokens // GROW) * GROW
+
+
+def row_bytes(of_row: RowMemory, length: int) -> int:
+    """Bytes that a row of `length` tokens takes, in caches of its own or in a slot."""
+    return of_row.bytes(rounded_room(length))
 
 
 def row_memory(caches: list[Any]) -> RowMemory:

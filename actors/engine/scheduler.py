@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 import msgspec
 
-BLOCK = 256  # prompt chunks don't cross multiples of this, so that they fall together with prefix blocks
+BLOCK = 256  # a forward over a long prompt ends on the next multiple of this at the latest, where a prefix block ends
 FIRST_CHUNK = 512  # prompt tokens of a row's first turn beside running rows; it may double from turn to turn
 MIN_CHUNK = 32  # prompt tokens that a turn computes at least, however slow the model is
+PART = 128  # tokens of a block that a chunk may end with, where it can't end on a border
 
 STOP = "stop"
 LENGTH = "length"
@@ -36,7 +37,7 @@ def no_bytes(length: int) -> int:
 class Limits(msgspec.Struct, frozen=True):
     """Bounds of one turn. Token counts; a row's last prompt token counts as its first decode step.
 
-    All rows' caches together may take `cache_bytes`; a row of n tokens takes `row_bytes(n)`.
+    All rows' caches together may take `cache_bytes`; those of a row of n tokens take `row_bytes(n)`.
     """
 
     max_num_seqs: int = 256
@@ -45,6 +46,11 @@ class Limits(msgspec.Struct, frozen=True):
     cache_bytes: int = 1 << 62
     row_bytes: Callable[[int], int] = no_bytes
 
+    def admission_bytes(self, length: int) -> int:
+        """Bytes that a row of so many tokens takes until it runs: its own caches, and beside them a slot of the batch,
+        with one block more."""
+        return self.row_bytes(length) + self.row_bytes(length + BLOCK)
+
     @property
     def seats(self) -> int:
         """Rows prefilling and running at once. One batched token stays free for the others' prompts."""
@@ -52,7 +58,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Chunk(NamedTuple):
-    """`tokens` ids of row `rid` from `start` on, to be prefilled.
+    """`tokens` ids of row `rid` from `start` on, to be prefilled. Begins on a block border or ends at the next one.
 
     `whole`: these are all of its ids but the last, and it joins in the same turn.
     """
@@ -68,8 +74,9 @@ class Plan(msgspec.Struct, frozen=True):
 
     `drop`: forget these rows (prefilling or running; the batch holds them), those that are parked among them.
     `admit`: rows that leave the queue; one that was parked goes on behind the tokens it has.
-    `chunks`: prompt chunks to run. `join`: rows whose prompt but its last token is computed, which join the
-    running ones. `decode`: how many rows then decode one step, the joined ones included.
+    `chunks`: prompt chunks to run, a row's in order. `join`: rows whose prompt but its last token is computed, which
+    join the running ones. `decode`: how many rows then decode one step, the joined ones included. `prefill_bytes`
+    are set aside for the rows that are prefilled or join.
     """
 
     drop: list[int]
@@ -77,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True):
     chunks: list[Chunk]
     join: list[int]
     decode: int
+    prefill_bytes: int = 0
 
     @property
     def prefill_tokens(self) -> int:
@@ -177,9 +185,14 @@ class Scheduler:
         """Whether the next plan has anything in it."""
         return bool(self._waiting or self._prefilling or self._running or self._drop)
 
+    @property
+    def leaving(self) -> list[int]:
+        """Rows that the next plan drops."""
+        return self._drop
+
     def fits(self, length: int) -> bool:
         """Whether a row of so many tokens can ever be admitted."""
-        return self._limits.row_bytes(length) <= self._limits.cache_bytes
+        return self._limits.admission_bytes(length) <= self._limits.cache_bytes
 
     def add(
         self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
@@ -200,21 +213,22 @@ class Scheduler:
     def abort(self, rids: Iterable[int]) -> None:
         """Forget these rows, wherever they are; unknown ones are normal."""
         for rid in rids:
-            if self._waiting.pop(rid, None) is None:
-                self._remove(rid)
+            self._forget(rid)
 
     def abort_all(self) -> None:
         """Forget every row."""
         self.abort([*self._waiting, *self._prefilling, *self._running])
 
-    def plan(self, prefill_tokens: int) -> Plan:
+    def plan(self, prefill_tokens: int, running_bytes: int) -> Plan:
         """Decide one turn; rows that it launches count as launched.
 
         `prefill_tokens` bounds the prompt tokens of this turn (how many fit the time it may take). It is
-        raised to MIN_CHUNK, so that admissions always go on.
+        raised to MIN_CHUNK, so that admissions always go on. `running_bytes` is what the batch needs for this turn's
+        step of the rows that run now.
         """
         drop, self._drop = self._drop, []
-        drop += self._park()
+        parked, running_bytes = self._park(running_bytes)
+        drop += parked
         decode = 0
         for row in self._running.values():
             if row.launched < row.budget:
@@ -225,7 +239,8 @@ class Scheduler:
                 drop.append(row.rid)
 
         turn = _Turn(self._limits, max(prefill_tokens, MIN_CHUNK), decode)
-        admit = self._admit()
+        admit = self._admit(running_bytes)
+        prefill_bytes = self._prefill_bytes
         rows = sorted(self._prefilling.values(), key=lambda row: row.rank)
         if rows:
             kept = turn.keep(rows[0])
@@ -233,21 +248,25 @@ class Scheduler:
                 self._place(row, turn.advance(row))
             turn.give_back(kept)
             self._place(rows[0], turn.advance(rows[0]))
-        return Plan(drop, admit, turn.chunks, turn.join, turn.decode)
+        return Plan(drop, admit, turn.chunks, turn.join, turn.decode, prefill_bytes)
 
-    def _admit(self) -> list[int]:
+    @property
+    def _prefill_bytes(self) -> int:
+        return sum(self._limits.admission_bytes(row.length) for row in self._prefilling.values())
+
+    def _admit(self, running_bytes: int) -> list[int]:
         """Move waiting rows to the prefilling ones, as seats and memory allow."""
         admitted: list[int] = []
         if not self._waiting or not self._seats_free():
             return admitted
-        used = self._bytes()
+        used = running_bytes + self._prefill_bytes
         size = self._limits.row_bytes
         for row in sorted(self._waiting.values(), key=lambda row: row.rank):
             if not self._seats_free():
                 break
             if row.launched > row.read:
                 continue  # parked a moment ago: its last token is still in flight
-            needs = size(row.length + row.read + BLOCK)
+            needs = self._limits.admission_bytes(row.length + row.read)
             spare = 2 * len(self._running) * (size(2 * BLOCK) - size(BLOCK)) if row.parked else 0
             if used + needs + spare > self._limits.cache_bytes and (self._prefilling or self._running):
                 break  # the row stays first in the queue
@@ -259,20 +278,21 @@ class Scheduler:
             used += needs
         return admitted
 
-    def _bytes(self) -> int:
-        size = self._limits.row_bytes
-        return sum(size(row.held + 1) for row in (*self._prefilling.values(), *self._running.values()))
-
-    def _park(self) -> list[int]:
-        """Send the newest rows back to the queue until the others fit into memory."""
+    def _park(self, running_bytes: int) -> tuple[list[int], int]:
+        """Send the newest rows back to the queue until the others fit into memory; returns what runs then takes."""
         parked: list[int] = []
-        if self._limits.row_bytes is no_bytes:
-            return parked
-        used = self._bytes()
+        used = running_bytes + self._prefill_bytes
+        if used <= self._limits.cache_bytes:
+            return parked, running_bytes
         rows = sorted((*self._prefilling.values(), *self._running.values()), key=lambda row: row.rank)
         while used > self._limits.cache_bytes and len(rows) > 1:
             row = rows.pop()
-            used -= self._limits.row_bytes(row.held + 1)
+            if row.rid in self._prefilling:
+                used -= self._limits.admission_bytes(row.length)
+            else:
+                freed = self._limits.row_bytes(row.held + 1)
+                running_bytes -= freed
+                used -= freed
             if row.left:
                 continue  # on its way out
             self._prefilling.pop(row.rid, None)
@@ -281,7 +301,7 @@ class Scheduler:
             self._waiting[row.rid] = row
             parked.append(row.rid)
             self.parkings += 1
-        return parked
+        return parked, running_bytes
 
     def take(self, rids: list[int], tokens: list[int]) -> Taken:
         """Account for the tokens of a step that has come back, one for each of `rids`.
@@ -306,10 +326,12 @@ class Scheduler:
                 continue
             taken.ended.append(rid)
             taken.reasons.append(reason)
-            self.abort([rid])
+            self._forget(rid)
         return taken
 
-    def _remove(self, rid: int) -> None:
+    def _forget(self, rid: int) -> None:
+        if self._waiting.pop(rid, None) is not None:
+            return
         row = self._prefilling.pop(rid, None) or self._running.pop(rid, None)
         if row is not None and not row.left:
             self._drop.append(rid)
@@ -353,13 +375,16 @@ class _Turn:
         if self._beside_others:
             # A prompt costs more per token the longer it is: feel the way up, for others wait.
             room = min(room, max(FIRST_CHUNK, 2 * row.chunk))
-        count = max(min(left, room), 0)
-        border = BLOCK - row.computed % BLOCK
-        if count < left and count > border:
-            count -= (row.computed + count) % BLOCK
+        count = chunk_tokens(row.computed, left, room)
         joins = count == left and count < self._batched and self._prefill > 0
-        if count:
-            self.chunks.append(Chunk(row.rid, row.computed, count, whole=joins and row.computed == 0))
+        whole = joins and row.computed == 0
+        start, end = row.computed, row.computed + count
+        # A chunk that begins inside a block ends with it, so that forwards of whole blocks keep to the grid.
+        if start % BLOCK and end > (border := start + BLOCK - start % BLOCK):
+            self.chunks.append(Chunk(row.rid, start, border - start, whole=False))
+            start = border
+        if end > start:
+            self.chunks.append(Chunk(row.rid, start, end - start, whole))
         row.chunk = count
         spent = count + joins  # its own step is work too: prompts of one token are no free admissions
         row.computed += count
@@ -369,3 +394,20 @@ class _Turn:
             self.join.append(row.rid)
             self.decode += 1
         return joins
+
+
+def chunk_tokens(computed: int, left: int, room: int) -> int:
+    """Prompt tokens that a row computes in a turn with room for `room`, of which `left` are left to it.
+
+    A chunk that can't reach the end of its block gets an equal part of the way there, not all of the room: the piece
+    that would be left over costs a forward of its own. A longer one may end halfway through a block.
+    """
+    if left <= room:
+        return left
+    if room < 1:
+        return 0
+    ahead = min(BLOCK - computed % BLOCK, left)
+    if room < ahead:
+        parts = -(-ahead // room)
+        return -(-ahead // parts)
+    return ahead + (room - ahead) // PART * PART

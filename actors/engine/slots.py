@@ -14,6 +14,7 @@ All writes are lazy and of the form that MLX carries out in place when nobody el
 `actors.engine.batch` for what that demands of the order of things.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 Lengths = npt.NDArray[np.int64]
 
-GROW = 256  # tokens by which room for keys and values grows, at least
+NO_BOUND = 1 << 62  # bytes
 
 
 class Positions:
@@ -97,51 +98,55 @@ class SlotCache:
         """Put a copied row into `slot`."""
         raise NotImplementedError
 
-    def resize(self, rows: int) -> None:
-        """Make room for `rows` slots, keeping what the first ones hold."""
+    def reshape(self, slots: int, room: int, allowance: int = NO_BOUND) -> int:
+        """Bring the arrays to so many slots with room for so many tokens, keeping what the first ones hold.
+
+        One array after the other, until those made anew take `allowance` bytes; returns how many bytes they take.
+        0 says that all have that shape. Until then the lesser of the old and the new shape can be used.
+        """
         raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
         """Bytes of all slots."""
+        return sum(array.nbytes for array in self.every_array())
+
+    @property
+    def largest_array(self) -> int:
+        """Bytes of the largest array."""
+        return max((array.nbytes for array in self.every_array()), default=0)
+
+    def every_array(self) -> Iterator[mx.array]:
+        """What all slots are in."""
         raise NotImplementedError
 
 
 class _Planes:
-    """Arrays (slots, heads, tokens, width) that grow together, such as keys and values."""
+    """Arrays (slots, heads, tokens, width), such as keys and values."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.arrays: list[mx.array] = []
-        self.slots = 0
-        self.room = 0
         self.limit = limit
+        self._slots = 0  # of arrays to come
+        self._room = 0
 
     def like(self, samples: list[mx.array]) -> None:
         """Set up for rows of this kind."""
         if not self.arrays:
-            self.room = min(GROW, self.limit or GROW)
-            self.arrays = [mx.zeros((self.slots, a.shape[1], self.room, a.shape[3]), dtype=a.dtype) for a in samples]
+            shape = self._slots, self._room
+            self.arrays = [mx.zeros((shape[0], a.shape[1], shape[1], a.shape[3]), dtype=a.dtype) for a in samples]
 
-    def fit(self, tokens: int) -> None:
-        """Make room for `tokens` per row. Grows by a quarter at least: each growth copies everything."""
-        if not self.arrays or tokens <= self.room:
-            return
-        room = -(-max(tokens, self.room + self.room // 4) // GROW) * GROW
-        room = min(room, self.limit) if self.limit else room
-        self.arrays = [
-            mx.concatenate([a, mx.zeros((a.shape[0], a.shape[1], room - self.room, a.shape[3]), a.dtype)], axis=2)
-            for a in self.arrays
-        ]
-        self.room = room
-
-    def resize(self, slots: int) -> None:
-        if self.arrays and slots > self.slots:
-            self.arrays = [
-                mx.concatenate([a, mx.zeros((slots - self.slots, *a.shape[1:]), a.dtype)]) for a in self.arrays
-            ]
-        elif self.arrays and slots < self.slots:
-            self.arrays = [mx.contiguous(a[:slots]) for a in self.arrays]
-        self.slots = slots
+    def reshape(self, slots: int, room: int, allowance: int) -> int:
+        self._slots, self._room = slots, room if self.limit is None else min(room, self.limit)
+        written = 0
+        for index, array in enumerate(self.arrays):
+            if (array.shape[0], array.shape[2]) == (self._slots, self._room):
+                continue
+            if written >= allowance:
+                break
+            self.arrays[index] = _reshaped(array, self._slots, self._room)
+            written += self.arrays[index].nbytes
+        return written
 
     def put(self, at: Positions, places: mx.array, news: list[mx.array]) -> None:
         """Write one token per row: `news` are (rows, heads, 1, width), `places` (rows,) along the tokens."""
@@ -157,14 +162,11 @@ class _Planes:
     def paste_row(self, slot: int, content: list[Any]) -> None:
         if not content:
             return
-        self.like(content)
-        self.fit(content[0].shape[2])
+        if not self.arrays:  # not zeros first, and then the row on top
+            self.arrays = [_reshaped(row, self._slots, self._room, slot) for row in content]
+            return
         for array, row in zip(self.arrays, content, strict=True):
             array[slot : slot + row.shape[0], :, : row.shape[2]] = row
-
-    @property
-    def nbytes(self) -> int:
-        return sum(a.nbytes for a in self.arrays)
 
 
 class _PlanarCache(SlotCache):
@@ -180,16 +182,15 @@ class _PlanarCache(SlotCache):
     def paste_row(self, slot: int, content: list[Any]) -> None:
         self._planes.paste_row(slot, content)
 
-    def resize(self, rows: int) -> None:
-        self._planes.resize(rows)
+    def reshape(self, slots: int, room: int, allowance: int = NO_BOUND) -> int:
+        return self._planes.reshape(slots, room, allowance)
 
     def empty(self) -> bool:
         """mlx-lm asks this of a cache; a batch that decodes is never empty."""
         return False
 
-    @property
-    def nbytes(self) -> int:
-        return self._planes.nbytes
+    def every_array(self) -> Iterator[mx.array]:
+        yield from self._planes.arrays
 
 
 class SlotKV(_PlanarCache):
@@ -199,7 +200,6 @@ class SlotKV(_PlanarCache):
         """Take one token per row, (rows, heads, 1, width); returns all keys and values up to the longest row."""
         at, planes = self._at, self._planes
         planes.like([keys, values])
-        planes.fit(at.longest)
         planes.put(at, at.before, [keys, values])
         self._written = True
         k, v = planes.view(at.rows, at.longest)
@@ -235,7 +235,6 @@ class SlotWindow(_PlanarCache):
         """Take one token per row, (rows, heads, 1, width); returns the rings up to the last place in use."""
         at, planes = self._at, self._planes
         planes.like([keys, values])
-        planes.fit(min(at.longest, self._size))
         planes.put(at, self._places(at), [keys, values])
         self._written = True
         k, v = planes.view(at.rows, self._limit)
@@ -294,7 +293,6 @@ class SlotQuantizedKV(_PlanarCache):
             part for plain in (keys, values) for part in mx.quantize(plain, group_size=self.group_size, bits=self.bits)
         ]
         planes.like(news)
-        planes.fit(at.longest)
         planes.put(at, at.before, news)
         self._written = True
         parts = planes.view(at.rows, at.longest)
@@ -356,24 +354,23 @@ class SlotStates(SlotCache):
                 state = self._states[index] = mx.zeros((self._slots, *row.shape[1:]), row.dtype)
             state[slot : slot + 1] = row
 
-    def resize(self, rows: int) -> None:
+    def reshape(self, slots: int, room: int, allowance: int = NO_BOUND) -> int:
+        written = 0
         for index, state in enumerate(self._states):
-            if state is None:
-                continue
-            if rows > self._slots:
-                more = mx.zeros((rows - self._slots, *state.shape[1:]), state.dtype)
-                self._states[index] = mx.concatenate([state, more])
-            else:
-                self._states[index] = mx.contiguous(state[:rows])
-        self._slots = rows
+            if state is not None and state.shape[0] != slots:
+                kept = state[:slots]
+                more = mx.zeros((slots - kept.shape[0], *state.shape[1:]), state.dtype)
+                self._states[index] = grown = mx.concatenate([kept, more])
+                written += grown.nbytes
+        self._slots = slots
+        return written
 
     def empty(self) -> bool:
         """mlx-lm asks this of a cache: whether it holds nothing yet."""
         return self._states[0] is None
 
-    @property
-    def nbytes(self) -> int:
-        return sum(state.nbytes for state in self._states if state is not None)
+    def every_array(self) -> Iterator[mx.array]:
+        yield from (state for state in self._states if state is not None)
 
 
 class SlotList(SlotCache):
@@ -400,17 +397,28 @@ class SlotList(SlotCache):
         for part, row in zip(self.caches, content, strict=True):
             part.paste_row(slot, row)
 
-    def resize(self, rows: int) -> None:
+    def reshape(self, slots: int, room: int, allowance: int = NO_BOUND) -> int:
+        written = 0
         for part in self.caches:
-            part.resize(rows)
+            if written >= allowance:
+                break
+            written += part.reshape(slots, room, allowance - written)
+        return written
 
     def empty(self) -> bool:
         """mlx-lm asks this of a cache."""
         return all(part.empty() for part in self.caches)  # type: ignore[attr-defined]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.caches)
+    def every_array(self) -> Iterator[mx.array]:
+        for part in self.caches:
+            yield from part.every_array()
+
+
+def _reshaped(array: mx.array, slots: int, room: int, first: int = 0) -> mx.array:
+    """The array with so many slots and so much room, its own first slot at `first`; written once."""
+    kept = array[: slots - first, :, :room]
+    margins = [(first, slots - first - kept.shape[0]), (0, 0), (0, room - kept.shape[2]), (0, 0)]
+    return mx.pad(kept, margins) if any(map(any, margins)) else mx.contiguous(kept)
 
 
 def slot_cache(cache: Any) -> SlotCache | None:

@@ -12,6 +12,7 @@ import numpy as np
 from actors.engine.model import Cache, Model
 from actors.engine.prefill import Joining
 from actors.engine.row_group import FREE
+from actors.engine.row_memory import GROW
 from actors.engine.sampler import Drawn, Sampler
 from actors.engine.slots import Positions
 
@@ -38,6 +39,10 @@ class SoloRow:
     def nbytes(self) -> int:
         """Bytes of the caches."""
         return sum(cache.nbytes for cache in self._caches)
+
+    def needed(self, leaving: frozenset[int]) -> int:
+        """Bytes of the caches, unless the row is `leaving`."""
+        return 0 if self._rid in leaving else self.nbytes
 
     def join(self, joining: Joining, place: int) -> None:
         """Take in one row of `joining`."""
@@ -72,7 +77,7 @@ def batches_rightly(model: Model) -> bool:
     """
     slots = model.new_slots()
     for slot in slots:
-        slot.resize(len(CHECK_LENGTHS))
+        slot.reshape(len(CHECK_LENGTHS), GROW)
     alone: list[list[Cache]] = []
     for row, length in enumerate(CHECK_LENGTHS):
         caches = model.new_caches()

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
+from actors.engine.scheduler import Scheduler
+from actors.engine.step_log import StepRecord, rebuilt, replayed
 from bench.checks.report import Report
 from bench.harness import RunningServer
 from bench.load.plan import FIRST_PLAIN_ID
@@ -123,6 +126,16 @@ def same_tokens(report: Report, server: RunningServer, model: Path, count: int, 
         compare(report, child, "with rows joining and leaving", requests, alone, moving)
 
 
+def replay(log: list[dict[str, Any]]) -> str:
+    """Play what `--log-steps` wrote again; "" when each plan is the same, else the first difference."""
+    scheduler = Scheduler(rebuilt(next(line for line in log if line["event"] == "limits")))
+    for number, line in enumerate(line for line in log if line["event"] == "step"):
+        record = msgspec.convert(line, StepRecord)
+        if (plan := replayed(scheduler, record)) != record.plan:
+            return f"step {number}: {record.plan} in the log, {plan} again"
+    return ""
+
+
 def low_memory(report: Report, model: Path, *, streams: int, tokens: int, limit: str = "54MB") -> None:
     """Under a memory limit that can't hold all streams to their ends they all finish through parking, with the
     tokens that they get without the limit."""
@@ -132,15 +145,16 @@ def low_memory(report: Report, model: Path, *, streams: int, tokens: int, limit:
     with RunningServer(model, "--memory-limit", limit, "--log-steps") as server:
         found = uvloop.run(together(server.endpoint, requests))
         log = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
-    budget = next((line["cache_mb"] for line in log if line.get("event") == "memory"), None)
-    steps = [line for line in log if line.get("event") == "step"]
-    admissions = Counter(rid for step in steps for rid in step["admit"])
+    budget = next((line["cache_mb"] for line in log if line["event"] == "memory"), None)
+    steps = [line for line in log if line["event"] == "step"]
+    admissions = Counter(rid for step in steps for rid in step["plan"]["admit"])
     report.measured("memory_limit", limit)
     report.measured("cache_mib", budget)
     report.measured("steps", len(steps))
     report.measured("parkings", admissions.total() - len(admissions))
     report.measured("rows_parked", sum(times > 1 for times in admissions.values()))
     report.expect(admissions.total() > len(admissions), "rows were parked and resumed", dict(admissions))
+    report.expect(not (other := replay(log)), "the scheduler decides the same when it is told the same again", other)
     finished = sum(len(ids) == tokens for ids in found)
     report.expect(finished == streams, f"all {streams} streams finish in full length", finished)
     with MlxChild("bench.ties", str(model)) as child:

@@ -21,7 +21,7 @@ def test_step_overhead_is_measured(tiny_model: Path, report: Report):
 
 
 def test_a_join_and_a_leave_copy_no_more_than_their_row(tiny_model: Path, report: Report):
-    loop.joins(report, tiny_model, rows=8, tokens=4000)
+    loop.joins(report, tiny_model, rows=10, tokens=32_000)
     assert report.failures == []
 
 

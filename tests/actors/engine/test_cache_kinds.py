@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map_with_path
 
+from actors.engine import batch
 from actors.engine.model import Model
 from actors.engine.scheduler import Limits
 from actors.engine.solo_row import batches_rightly
@@ -140,6 +141,19 @@ def test_a_changing_batch_gives_the_tokens_of_plain_runs(
 ) -> None:
     model = tiny(CONFIGS[kind], window, KV_BITS.get(kind))
     assert batches_rightly(model)
+    changing_batch(model, make_request, start_run, same_as_plain)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_groups_that_change_their_shape_in_pieces_give_the_same_tokens(
+    kind: str, make_request, start_run, same_as_plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny(CONFIGS[kind], None, KV_BITS.get(kind))
+    model.step_bytes = 1 << 40  # one group is always better than two
+    monkeypatch.setattr(batch, "SMALL_BATCH", 0)
+    monkeypatch.setattr(batch, "PIECE", 1)
+    monkeypatch.setattr(batch, "MOVED", 1)
+    monkeypatch.setattr(batch, "RESERVED", 0)
     changing_batch(model, make_request, start_run, same_as_plain)
 
 

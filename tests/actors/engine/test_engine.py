@@ -1,12 +1,14 @@
 """The engine's turns: the same tokens alone, in any batch and after a resume, and each row's one end."""
 
 import random
+from functools import partial
 
 import msgspec
 import pytest
 
 from actors.engine.engine import find_fault
 from actors.engine.model import Model
+from actors.engine.row_memory import row_bytes
 from actors.engine.scheduler import Limits
 from protocol.ids import pack_ids
 from protocol.messages import Submit
@@ -214,14 +216,15 @@ def test_stats_add_up_what_was_done(model: Model, make_request, start_run) -> No
 def test_rows_that_are_parked_for_memory_get_the_same_tokens(model: Model, make_request, start_run) -> None:
     requests = [make_request(rid, range(10 + rid, 200 + rid), 120, temperature=[0.0, 0.9][rid % 2]) for rid in range(6)]
     free = start_run(model).all(requests)
-    tight = start_run(model, Limits(cache_bytes=850, row_bytes=lambda length: length))
+    size = partial(row_bytes, model.row_memory)
+    tight = start_run(model, Limits(cache_bytes=10 * size(256), row_bytes=size))
     assert tight.all(requests) == free
     assert tight.engine.stats.parked > 0
     assert tight.engine.stats.cache == 0
 
 
 def test_a_prompt_that_can_never_fit_is_refused_with_numbers(model: Model, make_request, start_run) -> None:
-    run = start_run(model, Limits(cache_bytes=400 << 20, row_bytes=lambda length: length << 20))
+    run = start_run(model, Limits(cache_bytes=700 << 20, row_bytes=lambda length: length << 20))
     run.engine.submit(make_request(0, range(10, 310), 5))
     run.engine.submit(make_request(1, range(10, 20), 5))
     run.finish()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.scheduler import BLOCK, MIN_CHUNK, Limits, Plan, Scheduler
+from actors.engine.scheduler import BLOCK, MIN_CHUNK, PART, Limits, Plan, Scheduler, chunk_tokens
 
 EOS = 2
 
@@ -51,7 +51,9 @@ class Device:
 
     def turn(self, prefill_tokens: int = 1 << 20, stops: frozenset[int] = frozenset()) -> Plan:
         """One turn; rows in `stops` draw the end-of-sequence id."""
-        plan = self.scheduler.plan(prefill_tokens)
+        gone = self.scheduler.leaving
+        running = [self.length(rid) + self.launched[rid] + 1 for rid in self.decoding if rid not in gone]
+        plan = self.scheduler.plan(prefill_tokens, sum(map(self.limits.row_bytes, running)))
         self._check(plan, prefill_tokens)
         step_before = bool(self.in_flight)
         if plan.decode:
@@ -102,8 +104,8 @@ class Device:
             end, last = self.computed[chunk.rid], self.length(chunk.rid) - 1
             assert end <= last
             assert chunk.whole == (chunk.start == 0 and end == last and chunk.rid in plan.join)
-            border = BLOCK - chunk.start % BLOCK
-            assert end == last or end % BLOCK == 0 or chunk.tokens < border, "a chunk that ends inside a later block"
+            border = chunk.start + BLOCK - chunk.start % BLOCK
+            assert chunk.start % BLOCK == 0 or end <= border, "a chunk that begins inside a block and leaves it"
         for rid in plan.join:
             assert self.computed.pop(rid) == self.length(rid) - 1
             self.decoding.append(rid)
@@ -254,8 +256,38 @@ def test_chunks_run_beside_decoding() -> None:
     device.turn()
     device.submit(1, 1500, 1)
     plans = [device.turn() for _ in range(6)]
-    assert [plan.prefill_tokens for plan in plans[:3]] == [256, 256, 256]
+    assert [plan.prefill_tokens for plan in plans[:3]] == [384, 384, 384]
     assert all(plan.decode for plan in plans)
+
+
+@given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 2048))
+def test_chunks_of_a_long_prompt_are_of_useful_size(computed: int, left: int, room: int) -> None:
+    count = chunk_tokens(computed, left, room)
+    assert 0 <= count <= min(left, room)
+    ahead = min(BLOCK - computed % BLOCK, left)
+    if left <= room:
+        assert count == left
+    elif room >= ahead:
+        assert room - count < PART  # little of the room is left unused …
+        assert (count - ahead) % PART == 0  # … and a block is not begun with a sliver
+    elif room:
+        parts = -(-ahead // room)
+        assert parts * count >= ahead > parts * (count - 1)
+
+
+def test_a_long_prompt_with_room_for_less_than_a_block_falls_into_equal_parts() -> None:
+    device = Device(Limits())
+    device.submit(0, 2000, 1)
+    chunks = [device.turn(prefill_tokens=200).chunks for _ in range(8)]
+    assert [(chunk.start, chunk.tokens) for turn in chunks for chunk in turn] == [(n * 128, 128) for n in range(8)]
+
+
+def test_a_chunk_across_a_border_is_cut_there() -> None:
+    device = Device(Limits())
+    device.submit(0, 3000, 1)
+    device.turn(prefill_tokens=400)
+    chunks = device.turn(prefill_tokens=1000).chunks
+    assert [(chunk.start, chunk.tokens) for chunk in chunks] == [(384, 128), (512, 768)]
 
 
 def test_a_row_that_fits_joins_in_the_same_turn() -> None:

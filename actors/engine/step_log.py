@@ -1,0 +1,107 @@
+"""What `--log-steps` prints: all that the scheduler is told, and what it decides, so that a run can be played again.
+
+`RecordedScheduler` takes the scheduler's place in `actors.engine.engine`, on the engine's one thread. `described` and
+`rebuilt` write limits into a log line and read them back; `replayed` drives a scheduler with what a line says.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from actors.engine.row_memory import RowMemory, row_bytes
+from actors.engine.scheduler import Limits, Plan, Scheduler, Taken
+
+
+class Added(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A row was queued; see `Scheduler.add`."""
+
+    rid: int
+    length: int
+    budget: int
+    stop_ids: list[int]
+    priority: int
+
+
+class Aborted(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Rows were forgotten."""
+
+    rids: list[int]
+
+
+class TakenIn(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The tokens of a step came back."""
+
+    rids: list[int]
+    tokens: list[int]
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """One turn: what the scheduler was `told` since the last one, in order; what it was asked, and its plan."""
+
+    told: list[Added | Aborted | TakenIn]
+    prefill_tokens: int
+    running_bytes: int
+    plan: Plan
+
+
+class RecordedScheduler(Scheduler):
+    """A scheduler that hands a record of each turn to `on_step`."""
+
+    def __init__(self, limits: Limits, on_step: Callable[[StepRecord], None]) -> None:
+        super().__init__(limits)
+        self._on_step = on_step
+        self._told: list[Added | Aborted | TakenIn] = []
+
+    def add(
+        self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
+    ) -> None:
+        """See `Scheduler.add`."""
+        super().add(rid, length, budget, stop_ids=stop_ids, priority=priority)
+        self._told.append(Added(rid, length, budget, sorted(stop_ids), priority))
+
+    def abort(self, rids: Iterable[int]) -> None:
+        """See `Scheduler.abort`."""
+        rids = list(rids)
+        super().abort(rids)
+        self._told.append(Aborted(rids))
+
+    def take(self, rids: list[int], tokens: list[int]) -> Taken:
+        """See `Scheduler.take`."""
+        self._told.append(TakenIn(rids, tokens))
+        return super().take(rids, tokens)
+
+    def plan(self, prefill_tokens: int, running_bytes: int) -> Plan:
+        """See `Scheduler.plan`."""
+        plan = super().plan(prefill_tokens, running_bytes)
+        told, self._told = self._told, []
+        self._on_step(StepRecord(told, prefill_tokens, running_bytes, plan))
+        return plan
+
+
+def described(limits: Limits, of_row: RowMemory) -> dict[str, Any]:
+    """The limits as fields of a log line. Their `row_bytes` is that of `of_row`."""
+    fields = {name: getattr(limits, name) for name in limits.__struct_fields__ if name != "row_bytes"}
+    return fields | {"row": msgspec.to_builtins(of_row)}
+
+
+def rebuilt(line: dict[str, Any]) -> Limits:
+    """The limits that a log line describes."""
+    fields = {name: line[name] for name in Limits.__struct_fields__ if name != "row_bytes"}
+    return Limits(**fields, row_bytes=partial(row_bytes, msgspec.convert(line["row"], RowMemory)))
+
+
+def replayed(scheduler: Scheduler, record: StepRecord) -> Plan:
+    """Tell `scheduler` what the record says; its plan should be the record's."""
+    for told in record.told:
+        match told:
+            case Added():
+                scheduler.add(
+                    told.rid, told.length, told.budget, stop_ids=frozenset(told.stop_ids), priority=told.priority
+                )
+            case Aborted():
+                scheduler.abort(told.rids)
+            case TakenIn():
+                scheduler.take(told.rids, told.tokens)
+    return scheduler.plan(record.prefill_tokens, record.running_bytes)
