@@ -11,9 +11,10 @@ from typing import Generic, NamedTuple, TypeVar
 
 from cache_store.block import Block, Read
 from cache_store.pool import Entry, MemoryPool
-from cache_store.ssd import SsdStore, Write
+from cache_store.ssd import SsdStore
 from cache_store.stats import SsdStats, StoreStats
 from cache_store.ticket import Ticket
+from cache_store.write_queue import Write
 
 B = TypeVar("B", bound=Block)
 
@@ -46,6 +47,7 @@ class PrefixStore(Generic[B]):
         self._pool: MemoryPool[B] = MemoryPool(memory_bytes, snapshot_share)
         self._ssd = ssd
         self._writing: dict[bytes, Entry[B]] = {}  # in the SSD's queue, whether still in the pool or not
+        self._loose: dict[bytes, Entry[B]] = {}  # neither, but still in use
         # In the pool, not yet queued: by urgency, oldest first.
         self._backlog: tuple[OrderedDict[bytes, Entry[B]], ...] = (OrderedDict(), OrderedDict())
         self._evicted_blocks = 0
@@ -95,6 +97,8 @@ class PrefixStore(Generic[B]):
             entries.append(entry)
         for entry in entries:
             entry.refs += 1
+            if entry.key not in self._pool:
+                self._take_in(entry)
         self._pool.touch(keys)
         if self._ssd is not None:
             self._ssd.touch(keys)
@@ -107,6 +111,8 @@ class PrefixStore(Generic[B]):
             if entry is None:
                 raise KeyError(key)
             self._pool.release(entry)
+            if not entry.refs:
+                self._loose.pop(key, None)
 
     def put(
         self,
@@ -163,8 +169,13 @@ class PrefixStore(Generic[B]):
         while self._ssd.written:
             key, good = self._ssd.written.popleft()
             entry = self._writing.pop(key)
-            if not good and entry.key in self._pool:
-                self._backlog[1][key] = entry
+            if key in self._pool:
+                if not good:
+                    self._backlog[1][key] = entry
+            elif entry.refs:
+                self._loose[key] = entry
+            elif not good:
+                self._unwritten_blocks += 1
         if any(self._backlog):
             self._work_off()
 
@@ -194,11 +205,13 @@ class PrefixStore(Generic[B]):
         )
 
     def _find(self, key: bytes) -> Entry[B] | None:
-        return self._pool.get(key) or self._writing.get(key)
+        return self._pool.get(key) or self._writing.get(key) or self._loose.get(key)
 
     def _take_in(self, entry: Entry[B]) -> bool:
         kept, gone = self._pool.put(entry)
         self._leave(gone)
+        if kept:
+            self._loose.pop(entry.key, None)
         return kept
 
     def _leave(self, gone: Sequence[Entry[B]]) -> None:

@@ -1,0 +1,25 @@
+"""The facade with a real directory: hits by tier, restarts, eviction with writes under way."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.plain_blocks import content, plain_chain
+from cache_store.store import Hit, PrefixStore, Tier
+from tests.cache_store.conftest import Store, load, put_chain, until
+
+Open = Callable[..., Store]
+
+
+def test_a_block_is_found_at_once_and_after_a_restart(open_store: Open):
+    store = open_store()
+    keys = put_chain(store, 1, 5)
+    assert store.lookup(keys) == Hit(5, 0)
+    assert store.flush(10)
+    store.close()
+    again = open_store()
+    assert again.lookup(keys) == Hit(0, 5)
+    done, data = load(again, keys)
+    assert done == 5
+    assert data == [content(key, 100_000) for key in keys]
