@@ -179,6 +179,11 @@ class PrefixStore(Generic[B]):
         if any(self._backlog):
             self._work_off()
 
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to write, so that `poll` has something to do."""
+        return bool(self._writing) or any(self._backlog)
+
     def flush(self, seconds: float, progress: Callable[[int], None] | None = None) -> bool:
         """Write everything that isn't, for a clean stop; True when all is. `progress` gets the bytes left."""
         return True if self._ssd is None else self._ssd.flush(seconds, self.poll, self._unwritten_bytes, progress)

@@ -53,6 +53,7 @@ class SamplingFields(Struct, kw_only=True):
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
     priority: int | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None

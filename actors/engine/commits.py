@@ -170,4 +170,6 @@ class Commits:
             parent, key = key, snapshot_key(key)
         span = ids[cut.end - BLOCK : cut.end]
         self._store.put(key, parent, span.tobytes(), cut.block, urgent=cut.prompt, snapshot=cut.snapshot)
+        if cut.request.pin:
+            self._store.pin([key])
         self._claims.settle(key)

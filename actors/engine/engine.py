@@ -150,7 +150,9 @@ class Engine:
         stop_ids = frozenset(params.stop_token_ids)
         ending = stop_ids if request.ignore_eos else stop_ids | self._model.eos_token_ids
         options = row_options(request, params, tuple(sorted(ending)), len(ids) - request.prompt_tokens)
-        self._requests[rid] = Request(rid, ids, request.prompt_tokens, options, salt=request.cache_salt)
+        self._requests[rid] = Request(
+            rid, ids, request.prompt_tokens, options, salt=request.cache_salt, pin=request.warm
+        )
         self._scheduler.add(
             rid,
             len(ids),

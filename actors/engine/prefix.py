@@ -177,6 +177,8 @@ class PrefixCache:
         claim(request.rid, [*loaded, *computed, *snapshots])
         if not found.keys:
             return False
+        if request.pin:
+            self.store.pin([*found.keys, snapshot_key(found.keys[-1])])
         restoring = Restoring(
             self._layout,
             self.store,

@@ -349,6 +349,10 @@ class StreamerActor(Actor):
             stream = self._streams.get(rid)
             if stream is not None:
                 stream.admitted(now)
+        for rid, tokens in zip(step.cached_rids, step.cached_tokens, strict=True):
+            stream = self._streams.get(rid)
+            if stream is not None:
+                stream.cached(tokens)
         reasons = dict(zip(step.ended, step.reasons, strict=True))
         logprobs = by_row(step)
         for rid, token in zip(step.rids, unpack_ids(step.tokens), strict=True):
