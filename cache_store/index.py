@@ -285,45 +285,58 @@ class Transaction:
         for key in cursor.iternext(values=False):
             yield bytes(key[8:])
 
-    def make_room(self, nbytes: int, spare: Collection[bytes] = ()) -> tuple[bool, int]:
-        """Evict until `nbytes` more fit the budget; whether they do, and how many blocks went.
-
-        A file that can't be removed stays, and others go instead. Blocks of `spare` stay.
-        """
-        evicted = 0
+    def make_room(self, nbytes: int, spare: Collection[bytes] = ()) -> bool:
+        """Evict until `nbytes` more fit the budget; whether they do. Blocks of `spare` stay."""
         budget = self.limit - self._index.overhead() - nbytes
         if self._used > budget:
             self.drop_quarantine(self._used - budget)
-        while self._used > budget:
-            name = next((name for name in self.leaves() if name not in self._stuck and name not in spare), None)
-            if name is None:
-                return False, evicted
-            try:
-                self._index.directory.block_path(name[:32], name[32:]).unlink(missing_ok=True)
-            except OSError:
-                self._stuck.add(name)
-                continue
-            self.remove(name)
-            evicted += 1
-        return True, evicted
+        self.evict(lambda _, used: used > budget, spare=spare)
+        return self._used <= budget
 
-    def reserve(self, sizes: Sequence[int], spare: Collection[bytes]) -> tuple[bytes, int, int]:
+    def evict(
+        self,
+        wanted: Callable[[Record, int], bool],
+        most: int | None = None,
+        spare: Collection[bytes] = (),
+    ) -> int:
+        """Remove blocks, least recently used first, tails before heads, as long as `wanted` says so of the next one
+        and the bytes in use, and at most so many; how many went.
+
+        A file that can't be removed stays, and others go instead.
+        """
+        evicted = 0
+        while most is None or evicted < most:
+            name = next((name for name in self.leaves() if name not in self._stuck and name not in spare), None)
+            record = self.get(name) if name is not None else None
+            if name is None or record is None or not wanted(record, self._used):
+                break
+            evicted += self.discard(name)
+        return evicted
+
+    def discard(self, name: bytes) -> bool:
+        """Remove a block and its file; False when the file can't be removed, and both stay."""
+        try:
+            self._index.directory.block_path(name[:32], name[32:]).unlink(missing_ok=True)
+        except OSError:
+            self._stuck.add(name)
+            return False
+        return self.remove(name)
+
+    def reserve(self, sizes: Sequence[int], spare: Collection[bytes]) -> tuple[bytes, int]:
         """Set bytes aside for blocks of these sizes, evicting others.
 
-        Returns the reservation's name, how many of the blocks fit, from the first on, and how many others went.
+        Returns the reservation's name, and how many of the blocks fit, from the first on.
         """
         name = self._index.next_reservation()
-        room = nbytes = evicted = 0
+        room = nbytes = 0
         for size in sizes:
-            fits, gone = self.make_room(size, spare)
-            evicted += gone
-            if not fits:
+            if not self.make_room(size, spare):
                 break
             self._used += size
             nbytes += size
             room += 1
         self._txn.put(name, nbytes.to_bytes(8, "little"), db=self._dbs["reserved"])
-        return name, room, evicted
+        return name, room
 
     def release(self, name: bytes) -> None:
         """Give a reservation back. One that isn't there, in an index made anew, is nothing."""
@@ -347,7 +360,7 @@ class Transaction:
         return {bytes(key).decode(): int.from_bytes(size, "little") for key, size in cursor.iternext()}
 
     def drop_quarantine(self, nbytes: int, keep: int | None = None) -> None:
-        """Remove quarantined files for at least `nbytes`, and so many that at most `keep` stay."""
+        """Remove quarantined files, oldest first, for at least `nbytes`, and so many that at most `keep` stay."""
         files = self.quarantined()
         for number, (file, size) in enumerate(files.items()):
             if nbytes <= 0 and (keep is None or len(files) - number <= keep):

@@ -226,7 +226,7 @@ class Keeper:
         # A chain that fills the whole budget must not eat its own tail.
         spare = {fingerprint + write.parent for write in batch if write.parent is not None}
         with self.index.write() as transaction:
-            reservation, room, _ = transaction.reserve([charged(size) for size in sizes], spare)
+            reservation, room = transaction.reserve([charged(size) for size in sizes], spare)
         # What didn't fit beside what is in use is done with, too: trying again soon would not help.
         good.update(write.key for write in batch[room:])
         self._owed.append(reservation)

@@ -34,22 +34,27 @@ def default_limit(free: int, held: int) -> int:
     return int(min(0.1 * free + held, 100e9))
 
 
-def open_index(directory: CacheDirectory, max_bytes: int | None = None) -> Index:
+def _silent(_: str) -> None:
+    pass
+
+
+def open_index(directory: CacheDirectory, max_bytes: int | None = None, report: Report = _silent) -> Index:
     """Make the directory ready, register this process and open the index, made anew if need be.
 
-    `max_bytes` changes the budget for everyone. Raises Refused, OSError (also LockTimeout) and lmdb.Error.
+    `report` gets what was wrong and was mended. `max_bytes` changes the budget for everyone. Raises Refused, OSError
+    (also LockTimeout) and lmdb.Error.
     """
     directory.make()
     with directory.locked(LOCK_SECONDS) as died:
         directory.enter()
         try:
-            return _open(directory, max_bytes, died)
+            return _open(directory, max_bytes, died, report)
         except BaseException:
             directory.leave()
             raise
 
 
-def _open(directory: CacheDirectory, max_bytes: int | None, died: bool) -> Index:
+def _open(directory: CacheDirectory, max_bytes: int | None, died: bool, report: Report) -> Index:
     live, _ = directory.others()
     if not live:
         directory.sweep_temporary([])
@@ -64,11 +69,15 @@ def _open(directory: CacheDirectory, max_bytes: int | None, died: bool) -> Index
     if index is None:
         if state:
             _log.warning("the index of the prefix blocks was damaged and is made anew", directory=str(directory.root))
+            report("the index was damaged and is made anew")
+        elif any(True for _ in directory.block_files()):
+            report("the index was missing and is made anew")
         index = rebuild(directory)
+        orderly = True
     try:
         with index.write_locked() as transaction:
-            if not bury_dead(directory, transaction) and not orderly:
-                reconcile(directory, transaction, lambda _: None)
+            if not bury_dead(directory, transaction, report) and not orderly:
+                reconcile(directory, transaction, report)
             set_limit(directory, transaction, max_bytes)
     except BaseException:
         index.close()
@@ -145,7 +154,7 @@ def rebuild(directory: CacheDirectory) -> Index:
         with index.write_locked() as transaction:
             for file in os.listdir(directory.quarantine):
                 transaction.enter_quarantine(file, charged((directory.quarantine / file).stat().st_size))
-            reconcile(directory, transaction, lambda _: None)
+            reconcile(directory, transaction, _silent)
         index.sync()
     finally:
         index.close()
@@ -213,7 +222,7 @@ def quarantine(directory: CacheDirectory, transaction: Transaction, path: Path, 
 
     Some are kept for a look at them while there is room.
     """
-    target = directory.quarantine / f"{path.stem[:32]}-{secrets.token_hex(4)}"
+    target = directory.quarantine / f"{now_us():016x}-{secrets.token_hex(2)}-{path.stem[:32]}"
     there = True
     try:
         size = charged(path.stat().st_size)
@@ -228,7 +237,7 @@ def quarantine(directory: CacheDirectory, transaction: Transaction, path: Path, 
     return there
 
 
-def bury_dead(directory: CacheDirectory, transaction: Transaction) -> bool:
+def bury_dead(directory: CacheDirectory, transaction: Transaction, report: Report = _silent) -> bool:
     """Clear up after processes that died: their temporary files, what they reserved, what they were about to enter or
     to remove; whether there were any. Call it holding the lock."""
     live, dead = directory.others()
@@ -237,5 +246,5 @@ def bury_dead(directory: CacheDirectory, transaction: Transaction) -> bool:
         if owner not in live and owner != directory.owner:
             transaction.release(reservation)
     if dead:
-        reconcile(directory, transaction, lambda _: None)
+        reconcile(directory, transaction, report)
     return bool(dead)

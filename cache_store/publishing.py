@@ -40,14 +40,18 @@ def publish(directory: CacheDirectory, fingerprint: bytes, write: Write, header:
 
 
 def _name(directory: CacheDirectory, temporary: Path, path: Path) -> bool:
-    try:
+    for attempt in range(3):
         try:
             _link(directory, temporary, path)
+        except FileExistsError:
+            return False
         except FileNotFoundError:
+            # `clear` removes empty folders, perhaps the one just made.
+            if attempt == 2:
+                raise
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _link(directory, temporary, path)
-    except FileExistsError:
-        return False
+        else:
+            break
     return True
 
 

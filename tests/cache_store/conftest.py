@@ -1,25 +1,24 @@
-"""Blocks without a model: bytes made from a seed, and stores that are closed when a test ends."""
+"""Stores that are closed when a test ends, and reports for the checks that tests run small."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.plain_blocks import PlainBlock, fill, plain_chain
-from cache_store.block import Read
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for bench
+sys.path.insert(0, str(Path(__file__).parent))  # for stores.py
+
+from stores import FINGERPRINT, Open, Store, until
+
+from bench.checks.report import Report
 from cache_store.ssd import SsdStore
 from cache_store.store import PrefixStore
-from cache_store.ticket import Ticket
-
-FINGERPRINT = b"\x11" * 32
-
-Store = PrefixStore[PlainBlock]
 
 
 @pytest.fixture
-def open_store(tmp_path: Path) -> Iterator[Callable[..., Store]]:
+def open_store(tmp_path: Path) -> Iterator[Open]:
     """Open a store on the test's directory, ready and with a model."""
     stores: list[Store] = []
 
@@ -36,28 +35,7 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., Store]]:
         store.close()
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for something that another thread or process brings about."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.002)
-
-
-def put_chain(store: Store, seed: int, blocks: int, size: int = 100_000) -> list[bytes]:
-    """Put a chain in; its keys."""
-    keys = []
-    for key, parent, ids, block in plain_chain(seed, blocks, size):
-        store.put(key, parent, ids, block)
-        keys.append(key)
-    return keys
-
-
-def load(store: Store, keys: Sequence[bytes], size: int = 100_000) -> tuple[int, list[bytes]]:
-    """Read blocks from the SSD: how many were good, and what was read."""
-    memory = [bytearray(size) for _ in keys]
-    layout = PlainBlock.layout
-    reads = [Read(key, layout, fill(data)) for key, data in zip(keys, memory, strict=True)]
-    ticket: Ticket = store.load(reads)
-    until(lambda: ticket.finished)
-    return ticket.done, [bytes(data) for data in memory[: ticket.done]]
+@pytest.fixture
+def report() -> Report:
+    """For the checks of `bench/checks`."""
+    return Report(print)

@@ -1,15 +1,9 @@
 """The facade with a real directory: hits by tier, restarts, eviction with writes under way."""
 
-from collections.abc import Callable
-from pathlib import Path
+from stores import Open, load, put_chain
 
-import pytest
-
-from bench.plain_blocks import content, plain_chain
-from cache_store.store import Hit, PrefixStore, Tier
-from tests.cache_store.conftest import Store, load, put_chain, until
-
-Open = Callable[..., Store]
+from bench.plain_blocks import content
+from cache_store.store import Hit
 
 
 def test_a_block_is_found_at_once_and_after_a_restart(open_store: Open):
