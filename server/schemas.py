@@ -230,6 +230,22 @@ class HealthActor(Struct):
     epoch: int
 
 
+class HealthPrefixCache(Struct):
+    """The prefix cache in `GET /health`. Sums since the engine's start, in prompt tokens; `hit_rate` is a part of 1."""
+
+    hit_rate: float
+    memory_tokens: int
+    ssd_tokens: int
+    computed_tokens: int
+    memory_blocks: int
+    memory_bytes: int
+    memory_limit: int
+    ssd_bytes: int
+    ssd_limit: int
+    queued_bytes: int
+    faults: int
+
+
 class HealthEngine(Struct):
     """The engine's load in `GET /health`."""
 
@@ -246,4 +262,5 @@ class HealthBody(Struct):
     model: str
     actors: list[HealthActor]
     engine: HealthEngine
+    prefix_cache: HealthPrefixCache
     message: str | UnsetType = UNSET

@@ -93,7 +93,7 @@ def test_many_with_one_prefix_at_once_compute_it_once(kind: str, kind_model, mak
     alone = start_run(model).all(requests)
     run = start_run(model, store=memory())
     assert run.all(requests) == alone
-    assert run.cached == {rid: 2048 for rid in range(1, 12)}
+    assert run.cached == dict.fromkeys(range(1, 12), 2048)
     assert run.engine.stats.prefilled == 2048 + 12 * 39
     blocks = run.engine.stats.prefix.memory_blocks
     assert blocks <= 8 + (kind == "hybrid") * 2
@@ -154,7 +154,7 @@ def test_tenants_with_other_salts_share_nothing(model: Model, make_request, star
 def test_parked_rows_go_on_from_their_blocks(model: Model, make_request, start_run) -> None:
     requests = [make_request(rid, prompt(600, rid), 120) for rid in range(4)]
     free = start_run(model).all(requests)
-    tight = start_run(model, Limits(cache_bytes=2200, row_bytes=lambda length: length), store=memory())
+    tight = start_run(model, Limits(cache_bytes=2070, row_bytes=lambda length: length), store=memory())
     assert tight.all(requests) == free
     stats = tight.engine.stats
     assert stats.parked > 0
