@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.checks import (
     answers,
+    block_disk,
+    blocks,
     crowds,
     deaths,
     fairness,
@@ -142,6 +144,9 @@ CHECKS: dict[str, Check] = {
     ),
     "check": project.make_check,
     "rooms": on_tiny(rooms.rooms, "--http-workers", "2", "--tokenizers", "2"),
+    "block-kills": lambda report: blocks.kills(report, rounds=200),
+    "block-damage": blocks.damage,
+    "block-disk": lambda report: block_disk.disk(report, blocks=10_000),
 }
 
 

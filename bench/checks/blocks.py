@@ -91,14 +91,18 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def opened(directory: Path, *, memory_bytes: int = 64 << 20, **options: Any) -> Iterator[Store]:
-    """A store that is ready, and closed at the end. What doesn't fit its memory is only written."""
+def opened(directory: Path, *, memory_bytes: int = 64 << 20, ready: bool = True, **options: Any) -> Iterator[Store]:
+    """A store that is ready (unless told not to wait for that), and closed at the end.
+
+    What doesn't fit its memory is only written.
+    """
     options = {"write_bytes_per_second": 1e12, "retry_seconds": 0.2, **options}
     ssd = SsdStore(directory, **options)
     store: Store = PrefixStore(memory_bytes=memory_bytes, ssd=ssd)
     store.set_model(FINGERPRINT, "plain")
     try:
-        wait_until(lambda: ssd.ready, 60, "the store is open")
+        if ready:
+            wait_until(lambda: ssd.ready, 60, "the store is open")
         yield store
     finally:
         store.close()

@@ -1,6 +1,7 @@
 """Block files: readable by any safetensors tool, and no damaged byte goes unnoticed."""
 
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -40,8 +41,9 @@ def read(path: Path, size: int) -> bytes:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.integers(0, 10_000), st.randoms())
-def test_what_is_written_is_read(tmp_path: Path, size: int, random):
-    path = tmp_path / f"{random.random()}"
+def test_what_is_written_is_read(tmp_path: Path, size: int, random: Random):
+    path = tmp_path / "b"
+    path.unlink(missing_ok=True)
     data = random.randbytes(size)
     write(path, PlainBlock(data))
     assert read(path, size) == data
