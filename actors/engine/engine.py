@@ -210,10 +210,11 @@ class Engine:
 
         spent = 0.0
         if self._prefix is not None:
-            spent = -self._prefix.restoring
+            spent, begun = -self._prefix.restoring, self._lane.begun
             running = self._scheduler.running
             for ready in self._prefix.advance(self._pace.seconds(running) / (2 if running else 1)):
-                self._collect(outcome)
+                if self._lane.begun > begun:
+                    self._collect(outcome)
                 self._begin_restored(ready, outcome)
                 outcome = self._pass_on(outcome, deliver)
                 if self._resets != resets:

@@ -50,6 +50,11 @@ class Found(NamedTuple):
     tiers: list[Tier]
     snapshot: Tier | None
 
+    def on_ssd(self) -> list[bytes]:
+        """Blocks, and perhaps a snapshot, that have to be loaded."""
+        blocks = [key for key, tier in zip(self.keys, self.tiers, strict=True) if tier is Tier.SSD]
+        return [*blocks, snapshot_key(self.keys[-1])] if self.snapshot is Tier.SSD else blocks
+
 
 class _Waiter:
     """A row that waits for blocks of others."""
@@ -162,14 +167,14 @@ class PrefixCache:
         self.settle()
         self._leave(request.rid)
         found = self._find(request)
-        awaited = self._awaited(request, len(found.keys)) if patient else []
+        awaited = self._awaited(request, found) if patient else []
         if awaited:
             self._waiting[request.rid] = _Waiter(request, awaited, self.claims.changes, self._clock())
             return True
         blocks = (len(request.ids) + len(request.generated) - 1) // BLOCK
         self._count(request, found)
         keys = request.keys(blocks)
-        loaded = [key for key, tier in zip(found.keys, found.tiers, strict=True) if tier is Tier.SSD]
+        loaded = found.on_ssd()
         claim = self.claims.claim if patient else self.claims.take_over
         computed = keys[len(found.keys) :] if self._layout.has_blocks else []
         ends = self.commits.snapshot_ends(len(request.ids) + len(request.generated))
@@ -213,7 +218,8 @@ class PrefixCache:
         self.commits.clear()
 
     def advance(self, seconds: float) -> Iterator[list[Ready]]:
-        """Do `seconds` of restoring, and see who need not wait any more. Yields after each dispatch."""
+        """Do `seconds` of restoring, and see who need not wait any more. Yields after each dispatch, which has
+        waited for the step in flight, and at the end if some row is ready."""
         self.store.poll()
         self._orphans = [restoring for restoring in self._orphans if not restoring.idle]
         ready = self._recheck()
@@ -240,7 +246,7 @@ class PrefixCache:
                 self.settle()
             if restoring.phase is Phase.READY and rid in self._restoring:
                 del self._restoring[rid]
-                for key in restoring.keys:
+                for key in (*restoring.keys, snapshot_key(restoring.keys[-1])):
                     self.claims.settle(key)
                 caches, tokens = restoring.finish()
                 ready.append(Ready(rid, caches, tokens))
@@ -248,7 +254,8 @@ class PrefixCache:
                 self._tries[rid] = self._tries.get(rid, 0) + 1
                 if not self.begin(request):
                     ready.append(Ready(rid, None, 0))
-        yield ready
+        if ready:
+            yield ready
 
     def _arrays(self, request: Request, restoring: Restoring, budget: int) -> list[mx.array]:
         """The next piece of restoring a row."""
@@ -282,22 +289,22 @@ class PrefixCache:
         speed = self.store.stats().ssd.read_bytes_per_second
         return worth_loading(self._layout.block.nbytes, speed, self._speed())
 
-    def _awaited(self, request: Request, found: int) -> list[bytes]:
-        """Blocks behind those found that others are about to bring, and that this row would begin from."""
+    def _awaited(self, request: Request, found: Found) -> list[bytes]:
+        """What others are about to bring, load from the SSD or compute, and this row would begin from."""
         length = len(request.ids) + len(request.generated)
         keys = request.keys((length - 1) // BLOCK)
-        awaited: list[bytes] = []
-        reach = found
+        awaited = [key for key in found.on_ssd() if self.claims.coming(key, request.rid)]
+        reach = len(found.keys)
         while reach < len(keys) and self.claims.coming(keys[reach], request.rid):
             awaited.append(keys[reach])
             reach += 1
         if not self._layout.has_snapshots:
             return awaited
-        for blocks in range(len(keys), found, -1):
+        for blocks in range(len(keys), len(found.keys), -1):
             snapshot = snapshot_key(keys[blocks - 1])
             if self.claims.coming(snapshot, request.rid):
                 return [snapshot]
-        return []
+        return [key for key in found.on_ssd() if key in awaited]
 
     def _recheck(self) -> list[Ready]:
         """Let waiting rows begin whose blocks have come, or won't."""
