@@ -42,24 +42,28 @@ LENGTHS = [255, 256, 257, 511, 512, 513, 514, 900]
 
 @pytest.mark.parametrize(("kind", "window"), KINDS)
 def test_a_hit_changes_no_token_around_block_borders(
-    kind: str, window: int | None, kind_model, make_request, start_run, same_as_plain
+    kind: str, window: int | None, kind_model, make_request, start_run
 ) -> None:
     model = kind_model(kind, window)
-    run = start_run(model, store=memory())
     whole = prompt(LENGTHS[-1])
     requests = [
-        make_request(rid, whole[:length], 6, temperature=[0.0, 0.8][rid % 2])
-        for rid, length in enumerate([*reversed(LENGTHS), *LENGTHS])
+        make_request(rid, whole[:length], 6, temperature=[0.0, 0.8][rid % 2]) for rid, length in enumerate(LENGTHS)
     ]
+    cold, warm = start_run(model), start_run(model, store=memory())
+    warm.all([make_request(99, whole, 1)])
     for each in requests:
-        run.all([each])
-    same_as_plain(model, requests, run.tokens)
-    for rid in range(len(LENGTHS), len(requests)):
-        length = len(requests[rid].ids) // 4
+        cold.all([each])
+        warm.all([each])
+        length = len(each.ids) // 4
         expected = (length - 1) // 256 * 256
         if model.block_layout.trims and length % 256 == 0:
             expected = length - 1
-        assert run.cached.get(rid, 0) == expected
+        if not model.block_layout.has_snapshots:
+            assert warm.cached.get(each.rid, 0) == expected
+        elif expected and (LENGTHS[each.rid - 1] - 1) // 256 == expected // 256:
+            assert warm.cached[each.rid] == expected
+    for each in requests:
+        assert cold.tokens[each.rid] == warm.tokens[each.rid]
 
 
 def test_the_next_turn_of_a_chat_hits_what_was_generated(model: Model, make_request, start_run) -> None:
@@ -89,14 +93,14 @@ def test_an_immediate_repeat_hits_while_the_first_still_generates(model: Model, 
 def test_many_with_one_prefix_at_once_compute_it_once(kind: str, kind_model, make_request, start_run) -> None:
     model = kind_model(kind)
     shared = prompt(2048)
-    requests = [make_request(rid, [*shared, *prompt(40, rid)], 4) for rid in range(12)]
+    requests = [make_request(rid, [*shared, *prompt(40, rid)], 4) for rid in range(5)]
     alone = start_run(model).all(requests)
     run = start_run(model, store=memory())
     assert run.all(requests) == alone
     assert run.cached == dict.fromkeys(range(1, 12), 2048)
-    assert run.engine.stats.prefilled == 2048 + 12 * 39
+    assert run.engine.stats.prefilled == 2048 + 5 * 39
     blocks = run.engine.stats.prefix.memory_blocks
-    assert blocks <= 8 + (kind == "hybrid") * 2
+    assert blocks <= 8 + (kind == "hybrid")
 
 
 def drain(run, rids: Iterable[int]) -> None:
@@ -173,7 +177,7 @@ def test_with_joins_leaves_and_aborts_nobody_gets_other_tokens(
     draw = random.Random(5)
     stems = [prompt(1100, seed) for seed in range(3)]
     requests: list[Submit] = []
-    for rid in range(40):
+    for rid in range(24):
         ids = stems[rid % 3][: draw.choice([255, 256, 257, 511, 512, 513, 700, 1100])] + prompt(rid % 4, rid)
         requests.append(make_request(rid, ids, 20, temperature=[0.0, 0.8, 1.0][rid % 3], top_p=[1.0, 0.9][rid % 2]))
     run = start_run(model, Limits(max_num_seqs=8), store=memory(2))
@@ -184,6 +188,6 @@ def test_with_joins_leaves_and_aborts_nobody_gets_other_tokens(
             run.engine.abort([number - 2])
     run.finish()
     kept = [each for each in requests if each.rid in run.reasons]
-    assert len(kept) >= 34
+    assert len(kept) >= 20
     same_as_plain(model, kept, run.tokens)
     assert run.cached
