@@ -4,6 +4,7 @@ Called once per start on a thread beside loading. Each file is read once and its
 start with a model reads it; files from the hub bring their own hash in the name they link to.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -81,4 +82,5 @@ def _save(memo: Path, known: dict[str, str]) -> None:
         temporary.write_bytes(msgspec.json.encode(latest))
         temporary.rename(memo)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -133,8 +133,10 @@ class CacheDirectory:
         try:
             died = os.fstat(file).st_size > 0
             os.pwrite(file, b"held", 0)
-            yield died
-            os.ftruncate(file, 0)
+            try:
+                yield died
+            finally:
+                os.ftruncate(file, 0)
         finally:
             os.close(file)
 

@@ -73,13 +73,20 @@ class Readers:
         while (task := self._tasks.get()) is not None:
             good = False
             try:
-                good = not self._closing and task.ticket.wanted and self._read(task)
+                if not self._closing:
+                    good = self._read(task) if task.ticket.wanted else self._skip(task)
             except Exception:
                 _log.exception("a block could not be read", path=str(task.path))
             finally:
                 ticket, number = task.ticket, task.number
                 del task  # the targets are the engine's again
                 ticket.report(number, good)
+
+    def _skip(self, task: _Task) -> bool:
+        # Who removed one file by hand has removed others: learn that now, not by one miss after the other.
+        if not task.ticket.cancelled and not task.path.exists():
+            self._on_fault(Fault(task.fingerprint, task.read.key, missing=True))
+        return False
 
     def _read(self, task: _Task) -> bool:
         began = time.monotonic()

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -127,8 +128,15 @@ def served(store: Store, keys: Sequence[bytes]) -> tuple[int, int]:
 
 
 def disk_bytes(directory: Path) -> int:
-    """Bytes of all files below a directory."""
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    """Bytes of all files below a directory, which may come and go meanwhile."""
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue
+        total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
 
 
 def disagreements(directory: Path) -> list[str]:
