@@ -47,8 +47,8 @@ from bench.models import DEMO, demo_folder, tiny_model
 LIMIT = 600.0  # seconds a check may take
 RESULTS = ROOT / "bench" / "results"
 
-Check = Callable[[Report], None]
-ServerCheck = Callable[[Report, RunningServer], None]
+Check = Callable[[Report], object]  # what a check returns is for others who call it
+ServerCheck = Callable[[Report, RunningServer], object]
 
 
 def on_demo(check: ServerCheck) -> Check:
@@ -160,7 +160,7 @@ CHECKS: dict[str, Check] = {
     "prefix-shared": on_tiny(lambda report, server: prefixes.shared(report, server, users=32, tokens=2048)),
     "prefix-hits": on_tiny(prefixes.hits),
     "prefix-chat": on_tiny(lambda report, server: prefixes.chat(report, server, turns=10, tokens=600)),
-    "prefix-cost": lambda report: prefixes.cost(report, tiny_model(), rows=64, tokens=600, rounds=5),
+    "prefix-cost": lambda report: prefixes.cost(report, tiny_model(), rows=32, tokens=600, rounds=4),
     "prefix-itl": lambda report: prefixes.itl(
         report, tiny_model(), streams=32, tokens=16_384, target_ms=100, rounds=4, held=True
     ),

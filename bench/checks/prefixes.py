@@ -348,7 +348,7 @@ def kills(report: Report, model: Path, *, rounds: int) -> None:
         report.measured("tokens_found_at_the_end", [cached for _, cached in last])
         report.expect([got for got, _ in last] == wanted and not wrong, "every answer is that of a cold run", wrong)
         report.expect(any(cached for _, cached in last), "what was written is found again")
-        command = [sys.executable, "-m", "server.cli", "cache", "verify", "--dir", str(folder / "prefix")]
+        command = [sys.executable, "-m", "server.cli", "cache", "verify", "--ssd-cache-dir", str(folder / "prefix")]
         verified = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True)
         report.measured("verify", verified.stdout.strip().splitlines()[-3:])
         report.expect(verified.returncode == 0, "`callboard cache verify` finds nothing wrong", verified.stdout)
