@@ -119,7 +119,7 @@ class Commits:
             return []
         if prompt and not again and self._store.contains(request.keys(end // BLOCK)[-1]):
             return []
-        return self._launch(request, end, lambda: cut(end), snapshot=False, prompt=prompt)
+        return self._launch(request, end, lambda: cut(end), snapshot=False, prompt=prompt, again=again)
 
     def _snap(
         self,
@@ -132,10 +132,17 @@ class Commits:
     ) -> list[mx.array]:
         if prompt and not again and self._store.contains(snapshot_key(request.keys(end // BLOCK)[-1])):
             return []
-        return self._launch(request, end, snap, snapshot=True, prompt=prompt)
+        return self._launch(request, end, snap, snapshot=True, prompt=prompt, again=again)
 
     def _launch(
-        self, request: Request, end: int, make: Callable[[], PackedBlock], *, snapshot: bool, prompt: bool
+        self,
+        request: Request,
+        end: int,
+        make: Callable[[], PackedBlock],
+        *,
+        snapshot: bool,
+        prompt: bool,
+        again: bool,
     ) -> list[mx.array]:
         key = None
         if prompt:
@@ -146,9 +153,9 @@ class Commits:
         except CantCut as error:
             if key is not None:
                 self._claims.settle(key)
-            if not self._failed:
+            if not again and not self._failed:  # of a restored row, windows hold the last blocks alone
                 log.warning("a block of the prefix cache could not be cut", error=str(error))
-            self._failed = True
+                self._failed = True
             return []
         if key is not None:
             self._claims.launch(key)
