@@ -17,62 +17,28 @@ Databases, where a block's name is fingerprint ‖ key:
 
 import os
 import secrets
-import struct
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import lmdb
 import msgspec
 
 from cache_store.directory import CacheDirectory, charged
+from cache_store.records import Model, Record
 
 MAP_SIZE = 8 << 30  # of address space; room for more than ten million blocks
 SLACK = 2 << 20  # bytes of the budget kept free for the index to grow, and small files
 LOCK_SECONDS = 20.0
 # Whether LMDB's lock is free again after its holder was killed. macOS has semaphores, which aren't.
 LOCKS_RECOVER = sys.platform != "darwin"
-_RECORD = struct.Struct("<Q16sQQB32s")
-_NO_PARENT = bytes(32)
 _NAMES = ("blocks", "children", "leaves", "reserved", "quarantine", "models", "meta")
 
 
 class IndexReplaced(Exception):
     """The index on the disk is another one by now, or gone: open it again."""
-
-
-class Record(NamedTuple):
-    """What the index knows of a block. `size` is what its file is charged for; times in µs since 1970."""
-
-    size: int
-    checksum: bytes
-    used: int
-    created: int
-    is_snapshot: bool
-    parent: bytes | None
-
-    def pack(self) -> bytes:
-        """As the index stores it."""
-        parent = self.parent or _NO_PARENT
-        return _RECORD.pack(self.size, self.checksum, self.used, self.created, self.is_snapshot, parent)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> "Record":
-        """Inverse of `pack`."""
-        size, checksum, used, created, is_snapshot, parent = _RECORD.unpack(data)
-        return cls(size, checksum, used, created, bool(is_snapshot), parent if parent != _NO_PARENT else None)
-
-
-class Model(msgspec.Struct):
-    """A model whose blocks are here. Tokens count what its prompts found, over all servers so far."""
-
-    name: str
-    created: int = 0
-    hit_tokens: int = 0
-    missed_tokens: int = 0
 
 
 class Index:

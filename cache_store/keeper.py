@@ -15,10 +15,11 @@ import structlog
 
 from cache_store.block_file import Header, build_header
 from cache_store.directory import CacheDirectory, Refused, charged
-from cache_store.index import Index, IndexReplaced, Model, Transaction
+from cache_store.index import Index, IndexReplaced, Transaction
 from cache_store.opening import bury_dead, close_index, enter, now_us, open_index, quarantine
 from cache_store.publishing import Publish
 from cache_store.readers import Fault
+from cache_store.records import Model
 from cache_store.write_queue import Throttle, Write, WriteQueue
 
 BATCH_BLOCKS = 16
@@ -78,7 +79,8 @@ class Keeper:
         self._touched: deque[tuple[int, Sequence[bytes]]] = deque(maxlen=4096)
         self._hits: deque[_Hits] = deque(maxlen=4096)
         self._found_bad: deque[Fault] = deque()
-        self._owed: list[bytes] = []  # reservations that could not be given back yet
+        self._owed: list[bytes] = []  # reservations to give back
+        self._published: list[Header] = []  # files to enter in the index
         self._note_at = 0.0
         self._sweep_at = 0.0
         self._unsynced = False
@@ -138,6 +140,9 @@ class Keeper:
             if batch:
                 self._work_off(batch)
         self._work_off(self._writes.take(1 << 30, 1 << 62, 0.0))
+        if self.writing:
+            self._note_at = 0.0
+            self._attempt(self._keep_house)
         index, self.index = self.index, None
         if index is not None:
             close_index(self._directory, index)
@@ -158,8 +163,9 @@ class Keeper:
             self._stop_writing(f"{type(error).__name__}: {error}")
 
     def _open(self) -> None:
-        index = open_index(self._directory, self._max_bytes)
-        self._max_bytes = None  # given once; another server may change it later
+        # Given once, as another server may change it later; but a directory made anew gets it again.
+        given = None if self.limit and self._directory.limit_file.exists() else self._max_bytes
+        index = open_index(self._directory, given)
         self._owed.clear()
         self._model_noted = False
         with index.read() as transaction:
@@ -230,33 +236,35 @@ class Keeper:
         # What didn't fit beside what is in use is done with, too: trying again soon would not help.
         good.update(write.key for write in batch[room:])
         self._owed.append(reservation)
-        published: list[Header] = []
         try:
             for write, header, size in list(zip(batch, headers, sizes, strict=True))[:room]:
                 self._hurry.wait(self._throttle.delay(size))
                 if self._stopping:
                     break
-                published.append(self._publish(self._directory, fingerprint, write, header))
+                self._published.append(self._publish(self._directory, fingerprint, write, header))
         finally:
-            with self.index.write() as transaction:
-                self._settle(transaction, published)
-            good.update(header.key for header in published)
-        self.written_blocks += len(published)
-        self.written_bytes += sum(header.size for header in published)
-        if published and self._trouble:
+            entered = self._settle()
+            good.update(header.key for header in entered)
+        if entered and self._trouble:
             self._trouble = ""
             _log.info("prefix blocks are written to the SSD again")
 
-    def _settle(self, transaction: Transaction, published: list[Header]) -> None:
-        for reservation in self._owed:
-            transaction.release(reservation)
-        for header in published:
-            path = self._directory.block_path(header.fingerprint, header.key)
-            if path.exists():
-                enter(transaction, header, now_us())
-        self._look(transaction)
+    def _settle(self) -> list[Header]:
+        """Enter what was published and give back what was reserved. Both stay due when that fails."""
+        assert self.index is not None
+        with self.index.write() as transaction:
+            for reservation in self._owed:
+                transaction.release(reservation)
+            for header in self._published:
+                if self._directory.block_path(header.fingerprint, header.key).exists():
+                    enter(transaction, header, now_us())
+            self._look(transaction)
+        entered, self._published = self._published, []
         self._owed.clear()
         self._unsynced = True
+        self.written_blocks += len(entered)
+        self.written_bytes += sum(header.size for header in entered)
+        return entered
 
     def _look(self, transaction: Transaction) -> None:
         self.used = transaction.used

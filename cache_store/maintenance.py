@@ -14,8 +14,9 @@ import msgspec
 
 from cache_store.block_file import BadBlock, check_block
 from cache_store.directory import CacheDirectory
-from cache_store.index import LOCK_SECONDS, Index, Record
+from cache_store.index import LOCK_SECONDS, Index
 from cache_store.opening import Report, close_index, open_index, quarantine, rebuild, reconcile, set_limit
+from cache_store.records import Record
 
 _BATCH = 256  # blocks removed per transaction, so that servers need not wait long
 

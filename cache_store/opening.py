@@ -15,8 +15,9 @@ import structlog
 
 from cache_store.block_file import BadBlock, Header, read_header
 from cache_store.directory import CacheDirectory, charged
-from cache_store.index import LOCK_SECONDS, LOCKS_RECOVER, Index, Model, Record, Transaction
+from cache_store.index import LOCK_SECONDS, LOCKS_RECOVER, Index, Transaction
 from cache_store.index_check import is_sound
+from cache_store.records import Model, Record
 
 QUARANTINE_FILES = 16  # kept for a look at them
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from cache_store.directory import CacheDirectory
-from cache_store.index import SLACK, Index, IndexReplaced, Model, Record
+from cache_store.index import SLACK, Index, IndexReplaced
 from cache_store.opening import open_index
+from cache_store.records import Model, Record
 
 FINGERPRINT = b"\x11" * 32
 PAGE = 4096

@@ -47,7 +47,8 @@ def test_usage_by_model(cache: Path):
     first = usage.models[0]
     assert time.time() - 100 < first.oldest <= first.last_used <= time.time()
     assert first.fingerprint == FINGERPRINT.hex()
-    assert first.hit_rate is None or first.hit_rate == 0.75
+    assert first.hit_rate == 0.75
+    assert usage.models[1].hit_rate is None
 
 
 def test_listing(cache: Path):
