@@ -111,7 +111,11 @@ class Engine:
         return disk and self._scheduler.idle and not (self._batch.in_flight or self._rejected)
 
     def _hold(self, rid: int) -> bool:
-        return self._prefix is not None and self._prefix.begin(self._requests[rid])
+        request = self._requests[rid]
+        if self._prefix is not None and self._prefix.begin(request):
+            return True
+        request.cached_told = True  # what it finds after it was parked, it has computed itself
+        return False
 
     @property
     def stats(self) -> EngineStats:

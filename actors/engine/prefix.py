@@ -32,7 +32,7 @@ PATIENCE_S = 2.0  # how long a row waits for the next block of another at least 
 PATIENCE_BLOCKS = 8  # … and as long as so many blocks take at the speed of prefill
 LOAD_TRIES = 2  # after so many failed loads a row uses what is in memory
 FIRST_SPEED = 1e9  # bytes per second that a restore copies, before one was measured
-LONE_SECONDS = 0.5  # of restoring in a turn in which nobody decodes
+FULL_WEIGHT = 8 << 20  # bytes that tell the speed
 
 
 class Ready(NamedTuple):
@@ -223,8 +223,10 @@ class PrefixCache:
         self.store.poll()
         self._orphans = [restoring for restoring in self._orphans if not restoring.idle]
         ready = self._recheck()
-        budget = int(self._copy_speed * seconds)
+        budget = max(int(self._copy_speed * seconds), 1)
         for rid, (request, restoring) in list(self._restoring.items()):
+            if rid not in self._restoring:
+                continue  # it left while another was restored
             restoring.poll()
             while budget > 0 and restoring.phase in (Phase.BUILDING, Phase.KEEPING):
                 arrays = self._arrays(request, restoring, budget)
@@ -238,9 +240,8 @@ class PrefixCache:
                 budget -= max(count, 1)
                 took = self._clock() - began
                 self.restoring += took
-                if count:
-                    speed = count / max(took, 1e-6)
-                    self._copy_speed += 0.3 * (speed - self._copy_speed)
+                weight = 0.3 * min(1.0, count / FULL_WEIGHT)  # in few bytes fixed costs hide the speed
+                self._copy_speed += weight * (count / max(took, 1e-6) - self._copy_speed)
                 if restoring.phase is Phase.BUILDING:
                     restoring.built()
                 self.settle()
