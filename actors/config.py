@@ -10,6 +10,8 @@ class CastConfig(msgspec.Struct, frozen=True):
     `memory_limit` is in bytes.
 
     `model_path` is a local folder with `config.json` and weights; `model_name` is what clients call it.
+    `cache_memory_percent`, a part of 1, is of the memory that is free once the model is loaded. Without
+    `ssd_cache_dir` no prefix is kept on the SSD.
     """
 
     model_path: str
@@ -29,6 +31,15 @@ class CastConfig(msgspec.Struct, frozen=True):
     decode_fairness: bool = True
     decode_stall_target_ms: float = 100.0
     memory_limit: int | None = None
+    prefix_cache: bool = True
+    cache_memory_mb: int | None = None
+    cache_memory_percent: float = 0.2
+    warm_prompts: str = ""
+    ssd_cache: bool = True
+    ssd_cache_dir: str = ""
+    ssd_cache_max_gb: float | None = None
+    ssd_write_mbps: float = 200.0
+    flush_timeout: float = 20.0
     log_steps: bool = False
     blas_threads: int | None = None
     trust_remote_code: bool = False

@@ -316,15 +316,20 @@ class Supervisor:
         stop = Stop(errors.ENGINE_LOST if "engine" in cause else errors.SERVER_STOPPED, message)
         streamers = self._table.of_role("streamer")
         self._stop(streamers, stop, STREAMER_TIME)
-        self._stop([slot for slot in self._table.slots if slot not in streamers], stop, OTHERS_TIME)
+        flush = self._config.flush_timeout if self._config.prefix_cache and self._config.ssd_cache else 0.0
+        self._stop([slot for slot in self._table.slots if slot not in streamers], stop, OTHERS_TIME, flush)
 
-    def _stop(self, slots: list[Slot], order: Stop, seconds: float) -> None:
+    def _stop(self, slots: list[Slot], order: Stop, seconds: float, flush: float = 0.0) -> None:
+        """Have them stop within `seconds`, the engine within `flush` more unless a second signal came."""
         for slot in slots:
             self._order(slot, order)
             if slot.state == "starting":
                 self._children[slot.name].kill()
         until = time.monotonic() + seconds
         while time.monotonic() < until and any(self._runs(slot) for slot in slots):
+            self._poll(0.05)
+        engines = [slot for slot in slots if slot.role == "engine" and slot.state == "ready"]
+        while self._signals < 2 and time.monotonic() < until + flush and any(self._runs(slot) for slot in engines):
             self._poll(0.05)
         for slot in slots:
             if self._runs(slot):

@@ -106,7 +106,8 @@ def kill_all() -> None:
 class RunningServer:
     """`with RunningServer(model, "--http-workers", "2") as server: …`
 
-    `home` is made and removed when not given. `wrap` turns the options of `serve` into another command than our own
+    `home`, which holds its prefix cache too, is made and removed when not given.
+    `wrap` turns the options of `serve` into another command than our own
     `callboard serve`. Raises StartFailed from the block's start, with the end of the log.
     """
 
@@ -133,7 +134,8 @@ class RunningServer:
         self.process: subprocess.Popen[bytes] | None = None
         self.record: ServerRecord | None = None
         self._ready_seconds = ready_seconds
-        self._environment = clean_environment() | {"CALLBOARD_HOME": str(self.home), **(environment or {})}
+        own = {"CALLBOARD_HOME": str(self.home), "CALLBOARD_SSD_CACHE_DIR": str(self.home / "prefix")}
+        self._environment = clean_environment() | own | dict(environment or {})
         self._known: dict[int, float] = {}
 
     def __enter__(self) -> "RunningServer":

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.checks import (
     answers,
+    block_disk,
+    blocks,
     crowds,
     deaths,
     fairness,
@@ -31,6 +33,7 @@ from bench.checks import (
     loop,
     neighbours,
     peers,
+    prefixes,
     project,
     refusals,
     rooms,
@@ -46,8 +49,8 @@ from bench.peers import PEERS
 LIMIT = 600.0  # seconds a check may take
 RESULTS = ROOT / "bench" / "results"
 
-Check = Callable[[Report], None]
-ServerCheck = Callable[[Report, RunningServer], None]
+Check = Callable[[Report], object]  # what a check returns is for others who call it
+ServerCheck = Callable[[Report, RunningServer], object]
 
 
 def on_demo(check: ServerCheck) -> Check:
@@ -111,6 +114,18 @@ def kill(actor: str) -> Check:
     return on_tiny(lambda report, server: deaths.kill(report, server, actor, 8), "--http-workers", "2")
 
 
+KINDS: list[tuple[str, int | None]] = [
+    ("plain", None),
+    ("sliding", None),
+    ("plain", 300),
+    ("recurrent", None),
+    ("list", None),
+    ("hybrid", None),
+    ("quantized", None),
+    ("chunked", None),
+]
+BORDERS = [255, 256, 257, 511, 512, 513, 767, 768, 769, 1000]
+
 CHECKS: dict[str, Check] = {
     "fresh-clone": project.fresh_clone,
     "fresh-test": project.fresh_test,
@@ -153,8 +168,28 @@ CHECKS: dict[str, Check] = {
     "scaling": on_demo(
         lambda report, server: limits.scaling(report, server, bars={5: 2.5, 16: 5.0}, tokens=48, rounds=3)
     ),
+    "prefix-ttft": lambda report: prefixes.ttft(report, DEMO, 4096, bars=(0.05, 0.10)),
+    "prefix-restore": lambda report: prefixes.restore(report, demo_folder(), tokens=4096, rounds=5, bar=0.6),
+    "prefix-shared": on_tiny(lambda report, server: prefixes.shared(report, server, users=32, tokens=2048)),
+    "prefix-hits": on_tiny(prefixes.hits),
+    "prefix-chat": on_tiny(lambda report, server: prefixes.chat(report, server, turns=10, tokens=600)),
+    "prefix-cost": lambda report: prefixes.cost(report, tiny_model(), rows=32, tokens=600, rounds=4),
+    "prefix-itl": lambda report: prefixes.itl(
+        report, tiny_model(), streams=32, tokens=16_384, target_ms=100, rounds=4, held=True
+    ),
+    "prefix-same": lambda report: prefixes.same(
+        report, [*KINDS, (str(tiny_model()), None)], lengths=BORDERS, others=64
+    ),
+    "prefix-same-demo": lambda report: prefixes.same(
+        report, [(str(demo_folder()), None)], lengths=[255, 257, 513], others=8
+    ),
+    "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
+    "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
     "check": project.make_check,
     "rooms": on_tiny(rooms.rooms, "--http-workers", "2", "--tokenizers", "2"),
+    "block-kills": lambda report: blocks.kills(report, rounds=200),
+    "block-damage": blocks.damage,
+    "block-disk": lambda report: block_disk.disk(report, blocks=10_000),
 }
 
 

@@ -127,7 +127,8 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
     """Ask for one stream. Exactly one of `prompt`, `messages` and `ids` is set.
 
     `return_text` / `return_ids` choose what the deltas carry (ids alone skip the detokenizer).
-    `add_special_tokens` holds for `prompt`; a chat template writes its own. `timeout` is in seconds.
+    `add_special_tokens` holds for `prompt`; a chat template writes its own. `timeout` is in seconds. Only requests
+    with the same `cache_salt` share prefixes.
     """
 
     ref: int
@@ -142,6 +143,7 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
     add_special_tokens: bool = True
     timeout: float | None = None
     template_kwargs: dict[str, Any] = {}
+    cache_salt: str = ""
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=4):
@@ -345,7 +347,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     `ids` is the prompt (`prompt_tokens` of them) followed by the tokens generated so far; the next token is
     number `len(ids) - prompt_tokens` of its (seed, choice) sequence. `budget` is how many tokens may still
     be generated. `temperature` and `top_p` are resolved values, never absent. So are those of `params`: none is
-    None but `max_tokens` (`budget` counts) and `logprobs`; an option that is off has its neutral value.
+    None but `max_tokens` (`budget` counts) and `logprobs`; an option that is off has its neutral value. Only requests
+    with the same `cache_salt` share prefixes. `warm`: the prompt's blocks are to stay in memory for good.
     """
 
     epoch: int
@@ -361,6 +364,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     ignore_eos: bool = False
     params: SamplingParams | None = None
     priority: int = 0
+    cache_salt: str = ""
+    warm: bool = False
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=62):
@@ -369,6 +374,28 @@ class Abort(Struct, frozen=True, array_like=True, tag=62):
     epoch: int
     streamer: int
     rids: list[int]
+
+
+class PrefixStats(Struct, frozen=True, array_like=True):
+    """The prefix cache of an engine. Sums since the start: prompt tokens found in memory and on the SSD, and those that
+    had to be computed; seconds that committing and restoring blocks took of the engine's thread.
+
+    Bytes in memory and their limit; bytes of the SSD directory, whoever wrote them, and their limit; bytes that wait to
+    be written; reads or files that were wrong.
+    """
+
+    memory_tokens: int = 0
+    ssd_tokens: int = 0
+    computed_tokens: int = 0
+    committing: float = 0.0
+    restoring: float = 0.0
+    memory_blocks: int = 0
+    memory_bytes: int = 0
+    memory_limit: int = 0
+    ssd_bytes: int = 0
+    ssd_limit: int = 0
+    queued_bytes: int = 0
+    faults: int = 0
 
 
 class EngineStats(Struct, frozen=True, array_like=True):
@@ -391,6 +418,7 @@ class EngineStats(Struct, frozen=True, array_like=True):
     decoded: int = 0
     parked: int = 0
     cache: int = 0
+    prefix: PrefixStats = field(default_factory=PrefixStats)
 
 
 class Step(Struct, frozen=True, array_like=True, tag=63):
@@ -401,7 +429,7 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     `errors[i]`. The token that ended a row with stop (end of sequence, or one of its `stop_token_ids`) is among
     the tokens. `logprob_rids` names those of `rids` whose requests asked for log-probabilities, with that of the
     row's token in `logprobs`, and the most probable ones in `top_ids` (uint32-LE) and `top_logprobs` (float32-LE),
-    the most probable first.
+    the most probable first. `cached_tokens[i]` tokens of the prompt of `cached_rids[i]` were not computed but found.
     """
 
     epoch: int
@@ -417,6 +445,8 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     logprobs: list[float] = []
     top_ids: list[bytes] = []
     top_logprobs: list[bytes] = []
+    cached_rids: list[int] = []
+    cached_tokens: list[int] = []
 
 
 # -- supervisor <-> actors ---------------------------------------------------------------------------

@@ -48,6 +48,7 @@ def parse_chat(body: bytes, model: str) -> tuple[str | None, Generation]:
         answer=ChatAnswer(model, include_usage),
         stream=bool(request.stream),
         include_usage=include_usage,
+        cache_salt=request.cache_salt or "",
         template_kwargs=template_kwargs,
     )
     return request.model, generation

@@ -7,6 +7,7 @@ import argparse
 import sys
 from importlib.metadata import version
 
+from server.cli_cache import add_cache_commands
 from server.settings import add_options
 
 
@@ -38,6 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", help="system message to begin with")
     chat.add_argument("--temperature", type=float, help="sampling temperature (default: the model's)")
     chat.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
+
+    add_cache_commands(commands.add_parser("cache", help="look at, check and clear the prefix cache on the SSD"))
     return parser
 
 
@@ -48,6 +51,10 @@ def main(argv: list[str] | None = None) -> int:
         from server.cli_chat import chat
 
         return chat(args)
+    if args.command == "cache":
+        from server.cli_cache import cache
+
+        return cache(args)
     from server.cli_serve import serve
 
     return serve(args)

@@ -18,6 +18,7 @@ from actors.rundir import NameTaken, RunDirectory
 from actors.supervision import Supervision
 from actors.supervisor import HttpSpec, Supervisor, raise_file_limit
 from protocol.endpoints import home
+from server.cli_cache import default_directory
 from server.models.device import installed_device, missing_backend_hint
 from server.models.errors import ModelError
 from server.models.resolve import resolve_model
@@ -99,6 +100,15 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         decode_fairness=settings.decode_fairness,
         decode_stall_target_ms=settings.decode_stall_target_ms,
         memory_limit=settings.memory_limit,
+        prefix_cache=settings.prefix_cache,
+        cache_memory_mb=settings.cache_memory_mb,
+        cache_memory_percent=settings.cache_memory_percent,
+        warm_prompts=str(Path(settings.warm_prompts).absolute()) if settings.warm_prompts else "",
+        ssd_cache=settings.ssd_cache,
+        ssd_cache_dir=str(Path(settings.ssd_cache_dir or default_directory()).expanduser().absolute()),
+        ssd_cache_max_gb=settings.ssd_cache_max_gb,
+        ssd_write_mbps=settings.ssd_write_mbps,
+        flush_timeout=settings.flush_timeout,
         log_steps=settings.log_steps,
         blas_threads=settings.blas_threads,
         trust_remote_code=settings.trust_remote_code,

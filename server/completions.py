@@ -34,6 +34,7 @@ def parse_completion(body: bytes, model: str) -> tuple[str | None, Generation]:
         answer=CompletionAnswer(model, include_usage),
         stream=bool(request.stream),
         include_usage=include_usage,
+        cache_salt=request.cache_salt or "",
     )
     return request.model, generation
 

@@ -67,6 +67,7 @@ class Generation(msgspec.Struct):
     stream: bool
     include_usage: bool
     template_kwargs: dict[str, Any] = {}
+    cache_salt: str = ""
 
 
 def sampling_params(
@@ -157,6 +158,7 @@ def _start(
             label=record.request_id,
             timeout=options.request_timeout,
             template_kwargs=generation.template_kwargs,
+            cache_salt=generation.cache_salt,
         )
     except CodecError as error:
         raise invalid(str(error)) from None

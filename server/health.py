@@ -6,9 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.errors import LOADING, MODEL_NOT_FOUND
+from protocol.messages import PrefixStats
 from server.backend import Backend
 from server.errors import ApiError
-from server.schemas import HealthActor, HealthBody, HealthEngine, ModelBody, ModelListBody
+from server.schemas import HealthActor, HealthBody, HealthEngine, HealthPrefixCache, ModelBody, ModelListBody
 
 _NO_CACHE = {"cache-control": "no-store"}
 
@@ -29,6 +30,7 @@ class HealthEndpoints:
             model=self._backend.model,
             actors=[HealthActor(actor.name, actor.pid, actor.state, actor.epoch) for actor in state.actors],
             engine=HealthEngine(engine.step, engine.running, engine.prefilling, engine.waiting),
+            prefix_cache=_prefix_cache(engine.prefix),
             message=state.message if status == "failed" else UNSET,
         )
         return _json(body, 200 if status in ("ok", "degraded") else 503)
@@ -55,6 +57,23 @@ class HealthEndpoints:
         if card is None:
             raise ApiError(LOADING, "the model is still loading")
         return ModelBody(card.name, card.created, card.context)
+
+
+def _prefix_cache(prefix: PrefixStats) -> HealthPrefixCache:
+    hit = prefix.memory_tokens + prefix.ssd_tokens
+    return HealthPrefixCache(
+        round(hit / max(hit + prefix.computed_tokens, 1), 4),
+        prefix.memory_tokens,
+        prefix.ssd_tokens,
+        prefix.computed_tokens,
+        prefix.memory_blocks,
+        prefix.memory_bytes,
+        prefix.memory_limit,
+        prefix.ssd_bytes,
+        prefix.ssd_limit,
+        prefix.queued_bytes,
+        prefix.faults,
+    )
 
 
 def _json(body: object, status: int = 200) -> Response:

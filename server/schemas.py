@@ -53,6 +53,7 @@ class SamplingFields(Struct, kw_only=True):
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
     priority: int | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -229,6 +230,22 @@ class HealthActor(Struct):
     epoch: int
 
 
+class HealthPrefixCache(Struct):
+    """The prefix cache in `GET /health`. Sums since the engine's start, in prompt tokens; `hit_rate` is a part of 1."""
+
+    hit_rate: float
+    memory_tokens: int
+    ssd_tokens: int
+    computed_tokens: int
+    memory_blocks: int
+    memory_bytes: int
+    memory_limit: int
+    ssd_bytes: int
+    ssd_limit: int
+    queued_bytes: int
+    faults: int
+
+
 class HealthEngine(Struct):
     """The engine's load in `GET /health`."""
 
@@ -245,4 +262,5 @@ class HealthBody(Struct):
     model: str
     actors: list[HealthActor]
     engine: HealthEngine
+    prefix_cache: HealthPrefixCache
     message: str | UnsetType = UNSET

@@ -84,6 +84,15 @@ class ServeSettings(msgspec.Struct, frozen=True):
     decode_fairness: bool = True
     decode_stall_target_ms: float = 100.0
     memory_limit: int | None = None
+    prefix_cache: bool = True
+    cache_memory_mb: int | None = None
+    cache_memory_percent: float = 0.2
+    warm_prompts: str = ""
+    ssd_cache: bool = True
+    ssd_cache_dir: str = ""
+    ssd_cache_max_gb: float | None = None
+    ssd_write_mbps: float = 200.0
+    flush_timeout: float = 20.0
     log_steps: bool = False
     timeout: float = 600.0
     drain_timeout: float = 30.0
@@ -132,6 +141,21 @@ OPTIONS: dict[str, Option] = {
         _number(float, 1, 1e6), "MS", "how long a step may take because of others' prompts"
     ),
     "memory_limit": Option(_size, "SIZE", "memory of the engine process, such as 12GB (default: what the device has)"),
+    "prefix_cache": Option(_boolean, "BOOL", "reuse the computed beginnings of prompts (on)"),
+    "cache_memory_mb": Option(_number(int, 0, 1 << 30), "MB", "memory for prefixes"),
+    "cache_memory_percent": Option(
+        _number(float, 0, 1), "PART", "memory for prefixes, as a part of what is free once the model is loaded"
+    ),
+    "warm_prompts": Option(
+        str, "FILE", "prompts to compute at start and keep in memory: JSON lines with `prompt` or `messages`"
+    ),
+    "ssd_cache": Option(_boolean, "BOOL", "keep prefixes on the SSD, too (on)"),
+    "ssd_cache_dir": Option(str, "DIR", "directory of the SSD cache (default: in the user's cache folder)"),
+    "ssd_cache_max_gb": Option(
+        _number(float, 0.001, 1e6), "GB", "size of the SSD cache, for all who use it (default: kept in the directory)"
+    ),
+    "ssd_write_mbps": Option(_number(float, 1, 1e6), "MBPS", "write at most so many MB per second to the SSD"),
+    "flush_timeout": Option(_number(float, 0, 1e6), "S", "seconds a stop may take to write prefixes to the SSD"),
     "log_steps": Option(_boolean, "BOOL", "log what the scheduler decides in each step"),
     "timeout": Option(_number(float, 0.001, 1e9), "S", "seconds a request may take at most"),
     "drain_timeout": Option(_number(float, 0, 1e9), "S", "seconds running requests may take after SIGTERM"),

@@ -15,21 +15,27 @@ import zmq
 
 from actors.base import Actor, StartError
 from actors.engine import memory, weights
+from actors.engine.block_cuts import PackedBlock
 from actors.engine.engine import Engine, Outcome
 from actors.engine.model import ModelError, load
+from actors.engine.prefix_store import StoreOpening
 from actors.engine.row_memory import row_bytes
 from actors.engine.scheduler import Limits
 from actors.engine.solo_row import batches_rightly
 from actors.engine.step_log import StepRecord, described
+from cache_store.store import PrefixStore
 from protocol.codec import CodecError, command_codec, encode
 from protocol.errors import INTERNAL_ERROR
 from protocol.ids import pack_ids
-from protocol.messages import Abort, Attach, EngineCommand, EngineStats, ModelCard, Step, Submit
+from protocol.messages import Abort, Attach, EngineCommand, EngineStats, ModelCard, Step, Stop, Submit
 from protocol.sockets import bind_router
 
 log = structlog.get_logger()
 
 RETRY_MS = 100  # how soon an idle engine tries again to report rows whose step could not be sent
+DISK_MS = 1  # how often rows that wait for the SSD alone are looked after
+STORE_MS = 50  # the same of blocks on their way to the SSD
+FLUSH_LOG_S = 2.0
 
 
 def log_step(record: StepRecord) -> None:
@@ -37,11 +43,28 @@ def log_step(record: StepRecord) -> None:
     log.info("step", **msgspec.to_builtins(record))
 
 
+def flush(store: PrefixStore[PackedBlock], seconds: float) -> None:
+    """Write what the SSD lacks, and tell how it goes."""
+    began = told = time.monotonic()
+
+    def progress(left: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= FLUSH_LOG_S:
+            told = time.monotonic()
+            log.info("writing prefixes to the SSD", left_mb=left >> 20)
+
+    if store.flush(seconds, progress):
+        log.info("prefixes are on the SSD", seconds=round(time.monotonic() - began, 2))
+    else:
+        log.warning("prefixes were left unwritten", at_most_seconds=seconds)
+
+
 class EngineActor(Actor):
     """Serves one streamer incarnation at a time: the newest that attached."""
 
     def start(self) -> tuple[str, ModelCard | None]:
         config = self.config
+        self._opening = StoreOpening(config)
         try:
             model = load(
                 config.model_path,
@@ -53,7 +76,9 @@ class EngineActor(Actor):
         except ModelError as error:
             raise StartError(str(error)) from error
         memory.set_limits(config.max_num_seqs, model.vocab_size)
-        budget = memory.cache_budget(config.memory_limit, config.max_num_seqs, model.vocab_size)
+        free = memory.cache_budget(config.memory_limit, config.max_num_seqs, model.vocab_size)
+        prefixes = self._opening.memory_bytes(free) if model.block_layout is not None else 0
+        budget = free - prefixes
         limits = Limits(
             config.max_num_seqs,
             config.max_num_batched_tokens,
@@ -64,7 +89,7 @@ class EngineActor(Actor):
         if budget < limits.admission_bytes(1):
             raise StartError(
                 f"with its memory limit the engine has {budget >> 20} MB left for keys and values once "
-                f"{config.model_name} is loaded; raise --memory-limit, or take a smaller model"
+                f"{config.model_name} is loaded; raise --memory-limit, lower --cache-memory-mb, or take a smaller model"
             )
         weights.prepare()
         if model.batches_rows and not batches_rightly(model):
@@ -78,7 +103,15 @@ class EngineActor(Actor):
         if config.log_steps:
             log.info("limits", **described(limits, model.row_memory))
         stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
-        self._engine = Engine(model, limits, stall_target=stall_target, on_step=log_step if config.log_steps else None)
+        self._store = self._opening.open(model.block_layout, prefixes, model.cache_kinds)
+        self._engine = Engine(
+            model,
+            limits,
+            store=self._store,
+            stall_target=stall_target,
+            on_step=log_step if config.log_steps else None,
+        )
+        self._flushes = False
         self._streamer = 0
         self._peer = b""
         self._lost: set[int] = set()
@@ -94,22 +127,33 @@ class EngineActor(Actor):
         template = model.files.chat_template is not None
         return endpoint, ModelCard(config.model_name, model.context, model.vocab_size, has_chat_template=template)
 
+    def on_stop(self, order: Stop) -> None:
+        self._flushes = True
+
     def close(self) -> None:
         self.remove_socket(self._socket)
+        if self._store is not None:
+            if self._flushes:
+                flush(self._store, self.config.flush_timeout)
+            self._store.close()
 
     def stats(self) -> EngineStats:
         return msgspec.structs.replace(self._engine.stats, in_sockets=self._in_sockets)
 
     def wait_ms(self) -> float | None:
         if self._engine.busy:
-            return 0
+            return DISK_MS if self._engine.idle else 0
+        waits: list[float] = []
         if self._lost:
-            return RETRY_MS
+            waits.append(RETRY_MS)
+        if self._store is not None and (self._store.busy or self._opening.pending):
+            waits.append(STORE_MS)
         if self._engine.pool_used:
-            return max(0.0, (self._idle_since + memory.IDLE_REST_S - time.monotonic()) * 1000)
-        return None
+            waits.append(max(0.0, (self._idle_since + memory.IDLE_REST_S - time.monotonic()) * 1000))
+        return min(waits, default=None)
 
     def turn(self) -> None:
+        self._opening.poll()
         if self._engine.busy:
             overdue = bool(self._lost)
             self._engine.turn(self._send)
@@ -118,6 +162,8 @@ class EngineActor(Actor):
             self._engine.tidy()
             self._idle_since = time.monotonic()
             return
+        if self._store is not None:
+            self._store.poll()
         if self._lost:
             self._send(Outcome())
         if self._engine.pool_used and time.monotonic() - self._idle_since >= memory.IDLE_REST_S:
@@ -186,6 +232,8 @@ class EngineActor(Actor):
             logprobs=[row.chosen for _, row in asked],
             top_ids=[row.top_ids for _, row in asked],
             top_logprobs=[row.top for _, row in asked],
+            cached_rids=outcome.cached,
+            cached_tokens=outcome.cached_tokens,
         )
         try:
             self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from actors.engine.cutter import Cutter
 from actors.engine.device import Lane
 from actors.engine.logprobs import LogProbs
 from actors.engine.model import Model
@@ -76,8 +77,9 @@ def _read(rids: list[int], logprobs: LogProbs) -> dict[int, RowLogprobs]:
 class DecodeBatch:
     """Groups of rows. A row stays in its group until it leaves, or two groups are merged."""
 
-    def __init__(self, model: Model, lane: Lane) -> None:
+    def __init__(self, model: Model, lane: Lane, cutter: Cutter | None = None) -> None:
         self._model = model
+        self._cutter = cutter
         self._lane = lane
         self._groups: list[RowGroup] = []
         self._solo: list[SoloRow] = []
@@ -177,8 +179,9 @@ class DecodeBatch:
             return
         slots = [group.slots() for group in every]
         drawn = [group.step() for group in every]
+        cuts = [group.cut(self._cutter) for group in every] if self._cutter is not None else []
         before()
-        self._lane.dispatch([(step.tokens, _arrays(step.logprobs)) for step in drawn])
+        self._lane.dispatch([cuts, [(step.tokens, _arrays(step.logprobs)) for step in drawn]])
         self._in_flight.append(_Step(slots, drawn))
 
     def collect(self) -> Collected:

@@ -19,15 +19,22 @@ class Lane:
         self._running: Any = None
         self.began = 0.0  # when the last dispatch found the device free, by `time.perf_counter`
         self.waited = 0.0  # seconds spent on the device's account
+        self.begun = 0  # dispatches so far
 
     def dispatch(self, arrays: Any) -> None:
         """Have these arrays (a tree of them) computed, without waiting for it."""
         self.wait()
+        self.begun += 1
         self.began = time.perf_counter()
         mx.async_eval(arrays)  # type: ignore[no-untyped-call]  # MLX's stub leaves it bare
         # On a CPU it comes back only when little is left to do, so this is the model's time, too.
         self.waited += time.perf_counter() - self.began
         self._running = arrays
+
+    @property
+    def ended(self) -> int:
+        """Dispatches that are known to have ended: all up to this number."""
+        return self.begun - (self._running is not None)
 
     def wait(self) -> None:
         """Wait for what was dispatched last, and hold it no longer. Raises what went wrong in the computation."""

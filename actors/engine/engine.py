@@ -15,15 +15,19 @@ import structlog
 
 from actors.engine import memory
 from actors.engine.batch import DecodeBatch, RowLogprobs
+from actors.engine.block_cuts import PackedBlock
 from actors.engine.device import Lane
 from actors.engine.model import Model
 from actors.engine.pace import Pace
-from actors.engine.prefill import Ids, Prefill, Row
-from actors.engine.sampler import RowOptions
+from actors.engine.prefill import Prefill
+from actors.engine.prefix import PrefixCache, Ready
+from actors.engine.request import Request
+from actors.engine.row_options import RowOptions
 from actors.engine.scheduler import BLOCK, Limits, Scheduler
 from actors.engine.step_log import RecordedScheduler, StepRecord
+from cache_store.store import PrefixStore
 from protocol.errors import INVALID_REQUEST, PROMPT_TOO_LONG
-from protocol.messages import EngineStats, SamplingParams, Submit
+from protocol.messages import EngineStats, PrefixStats, SamplingParams, Submit
 
 log = structlog.get_logger()
 
@@ -38,6 +42,8 @@ class Outcome(msgspec.Struct):
     ended: list[int] = []
     reasons: list[str] = []
     errors: list[str] = []
+    cached: list[int] = []
+    cached_tokens: list[int] = []
 
     def end(self, rid: int, reason: str, error: str = "") -> None:
         """Add the end of a row."""
@@ -46,28 +52,7 @@ class Outcome(msgspec.Struct):
         self.errors.append(error)
 
     def __bool__(self) -> bool:
-        return bool(self.rids or self.admitted or self.ended)
-
-
-class _Request:
-    """A row as it was submitted, and what it has generated here: all that is needed to begin it anew."""
-
-    __slots__ = ("generated", "ids", "options", "prompt_tokens", "rid")
-
-    def __init__(self, rid: int, ids: Ids, prompt_tokens: int, options: RowOptions) -> None:
-        self.rid = rid
-        self.ids = ids
-        self.prompt_tokens = prompt_tokens
-        self.options = options
-        self.generated: list[int] = []
-
-    def row(self) -> Row:
-        """The row to compute, from its beginning to the last token so far."""
-        if not self.generated:
-            return Row(self.rid, self.ids, self.prompt_tokens, self.options)
-        ids = np.concatenate([self.ids, np.array(self.generated, np.uint32)])
-        index = self.options.index + len(self.generated)
-        return Row(self.rid, ids, self.prompt_tokens, msgspec.structs.replace(self.options, index=index))
+        return bool(self.rids or self.admitted or self.ended or self.cached)
 
 
 class Engine:
@@ -78,30 +63,42 @@ class Engine:
         model: Model,
         limits: Limits,
         *,
+        store: PrefixStore[PackedBlock] | None = None,
         stall_target: float = 0.1,
         on_step: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`stall_target` is how many seconds a step may take because of prefill; `on_step` gets a
-        record of each turn's decisions."""
+        """`store` keeps prefix blocks; without one every prompt is computed.
+
+        `stall_target` is how many seconds a step may take because of prefill; `on_step` gets a record of each
+        turn's decisions.
+        """
         # On a CPU forwards of one block are the fastest; elsewhere a chunk is one forward.
         forward_tokens = BLOCK if mx.default_device() == mx.cpu else limits.prefill_step_size
         self._model = model
-        self._scheduler = Scheduler(limits) if on_step is None else RecordedScheduler(limits, on_step)
         self._limits = limits
         self._lane = Lane()
-        self._prefill = Prefill(model, self._lane, forward_tokens)
-        self._batch = DecodeBatch(model, self._lane)
-        self._requests: dict[int, _Request] = {}
+        self._pace = Pace(stall_target)
+        self._requests: dict[int, Request] = {}
+        self._prefix: PrefixCache | None = None
+        if store is not None and model.block_layout is not None:
+            self._prefix = PrefixCache(
+                model, store, self._lane, requests=self._requests, speed=lambda: self._pace.prefill_speed
+            )
+        self._scheduler = (
+            Scheduler(limits, self._hold) if on_step is None else RecordedScheduler(limits, on_step, self._hold)
+        )
+        self._prefill = Prefill(model, self._lane, forward_tokens, self._prefix)
+        self._batch = DecodeBatch(model, self._lane, self._prefix)
         self._rejected: list[tuple[int, str, str]] = []
         self._steps = 0
         self._pool = memory.Pool(memory.pool_limit(limits.max_num_seqs, model.vocab_size))
         self._prefilled = False
-        self._pace = Pace(stall_target)
         self._clock = clock
         self._step_began = 0.0
         self._resets = 0
         self._turning = 0.0  # seconds spent in turns, less what `deliver` took
+        self._delivering = 0.0  # of the turn so far
         self._prefilled_tokens = 0
         self._decoded_tokens = 0
 
@@ -109,6 +106,19 @@ class Engine:
     def busy(self) -> bool:
         """Whether a turn would do anything."""
         return bool(self._scheduler.busy or self._batch.in_flight or self._rejected)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a turn would do nothing now, and rows wait for the disk alone."""
+        disk = self._prefix is not None and self._prefix.waits_for_disk
+        return disk and self._scheduler.idle and not (self._batch.in_flight or self._rejected)
+
+    def _hold(self, rid: int) -> bool:
+        request = self._requests[rid]
+        if self._prefix is not None and self._prefix.begin(request):
+            return True
+        request.cached_told = True  # what it finds after it was parked, it has computed itself
+        return False
 
     @property
     def stats(self) -> EngineStats:
@@ -127,6 +137,7 @@ class Engine:
             decoded=self._decoded_tokens,
             parked=scheduler.parkings,
             cache=self._batch.nbytes,
+            prefix=self._prefix.stats() if self._prefix is not None else PrefixStats(),
         )
 
     def submit(self, request: Submit) -> None:
@@ -146,7 +157,9 @@ class Engine:
         stop_ids = frozenset(params.stop_token_ids)
         ending = stop_ids if request.ignore_eos else stop_ids | self._model.eos_token_ids
         options = row_options(request, params, tuple(sorted(ending)), len(ids) - request.prompt_tokens)
-        self._requests[rid] = _Request(rid, ids, request.prompt_tokens, options)
+        self._requests[rid] = Request(
+            rid, ids, request.prompt_tokens, options, salt=request.cache_salt, pin=request.warm
+        )
         self._scheduler.add(
             rid,
             len(ids),
@@ -186,6 +199,8 @@ class Engine:
         self._rejected.clear()
         self._prefill.clear()
         self._batch.clear()
+        if self._prefix is not None:
+            self._prefix.clear()
         self._resets += 1
 
     def turn(self, deliver: Callable[[Outcome], None]) -> None:
@@ -200,12 +215,27 @@ class Engine:
             outcome.end(rid, code, fault)
         self._rejected.clear()
 
+        spent = 0.0
+        if self._prefix is not None:
+            spent, begun = -self._prefix.restoring, self._lane.begun
+            running = self._scheduler.running
+            for ready in self._prefix.advance(self._pace.seconds(running) / (2 if running else 1)):
+                if self._lane.begun > begun:
+                    self._collect(outcome)
+                self._begin_restored(ready, outcome)
+                outcome = self._pass_on(outcome, deliver)
+                if self._resets != resets:
+                    return  # there was nobody to deliver to, and this turn's rows are gone
+            spent += self._prefix.restoring
         running_bytes = self._batch.needed(self._scheduler.leaving)
-        plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running), running_bytes)
+        plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running, spent), running_bytes)
         outcome.admitted = plan.admit
         self._prefill.remove(plan.drop)
         self._batch.remove(plan.drop)
         self._batch.keep_within(self._limits.cache_bytes - plan.prefill_bytes)
+        if self._prefix is not None:
+            again = set(plan.admit)
+            self._prefix.release(rid for rid in plan.drop if rid not in again)
         for rid in plan.admit:
             self._prefill.add(self._requests[rid].row())
         step_before = self._batch.in_flight > 0
@@ -213,13 +243,11 @@ class Engine:
         for _ in self._prefill.run(plan.chunks):
             began = began or self._lane.began
             self._collect(outcome)
-            if outcome:
-                delivering = self._clock()
-                deliver(outcome)
-                outcome = Outcome()
-                turn_began += self._clock() - delivering
-                if self._resets != resets:
-                    return  # there was nobody to deliver to, and this turn's rows are gone
+            outcome = self._pass_on(outcome, deliver)
+            if self._resets != resets:
+                return
+        if self._prefix is not None:
+            self._prefix.release(plan.join)
         self._batch.join(self._prefill.join(plan.join), expected=self._scheduler.prefilling)
 
         def prefilled() -> None:
@@ -234,13 +262,41 @@ class Engine:
         else:
             prefilled()
         self._collect(outcome, keep=1 if plan.decode else 0)
+        if self._prefix is not None:
+            if not plan.decode:
+                self._lane.wait()
+            self._prefix.settle()
         if plan.decode or plan.chunks or step_before:
             self._steps += 1
         self._prefilled = bool(plan.chunks)
         self._prefilled_tokens += plan.prefill_tokens
-        self._turning += self._clock() - turn_began
-        if outcome:
-            deliver(outcome)
+        self._turning += self._clock() - turn_began - self._delivering
+        self._delivering = 0.0
+        self._pass_on(outcome, deliver)
+        self._delivering = 0.0
+
+    def _pass_on(self, outcome: Outcome, deliver: Callable[[Outcome], None]) -> Outcome:
+        """Deliver what there is; returns what the rest of the turn goes on with."""
+        if not outcome:
+            return outcome
+        began = self._clock()
+        deliver(outcome)
+        self._delivering += self._clock() - began
+        return Outcome()
+
+    def _begin_restored(self, ready: list[Ready], outcome: Outcome) -> None:
+        """Rows that waited for their prefixes go on behind them."""
+        for rid, caches, tokens in ready:
+            request = self._requests.get(rid)
+            if request is None:
+                continue  # aborted meanwhile
+            if caches is not None:
+                self._prefill.begin_with(rid, caches)
+            self._scheduler.go_on(rid, tokens)
+            if tokens and not request.cached_told:
+                outcome.cached.append(rid)
+                outcome.cached_tokens.append(min(tokens, request.prompt_tokens))
+            request.cached_told = True
 
     def tidy(self) -> None:
         """Housekeeping after a turn, once its outcome is sent."""

@@ -14,6 +14,7 @@ import mlx.core as mx
 import structlog
 from mlx.utils import tree_flatten
 
+from actors.engine.block_layout import BlockLayout, block_layout
 from actors.engine.memory import available_for_weights
 from actors.engine.row_memory import RowMemory, row_memory
 from actors.engine.slots import SlotCache, slot_cache
@@ -72,6 +73,7 @@ class Model:
         self.batches_rows = all(slot_cache(cache) is not None for cache in fresh)
         self.step_bytes = _bytes_read(network)
         self.row_memory = RowMemory()
+        self.block_layout: BlockLayout | None = None  # none until a first step, or for a kind that can't be cut
 
     def forward(self, ids: mx.array, caches: list[Cache]) -> mx.array:
         """Logits (rows, tokens, vocabulary) of `ids` (rows, tokens); `caches` take up the new keys and values."""
@@ -143,7 +145,7 @@ def load(
     network = _load_network(path, files, trust_remote_code)
     model = Model(network, files, max_kv_size, kv_bits, kv_group_size)
     _check_options(model, max_kv_size, kv_bits)
-    width = _try_out(model)
+    width = try_out(model)
     if not model.vocab_size:
         model.vocab_size = width
     return model
@@ -214,7 +216,7 @@ def _bytes_read(network: Any) -> int:
     return int(total)
 
 
-def _try_out(model: Model) -> int:
+def try_out(model: Model) -> int:
     """One small prefill and a decode step, so that what can't work on this device fails at start.
 
     Returns the width of the logits.
@@ -225,6 +227,7 @@ def _try_out(model: Model) -> int:
         logits = model.forward(mx.argmax(logits[:, -1:], axis=-1), caches)
         mx.eval(logits)
         model.row_memory = row_memory(caches)
+        model.block_layout = block_layout(caches)
     except Exception as error:
         raise ModelError(f"{model.files.path} loads, but a first step fails: {error}") from error
     return int(logits.shape[-1])

@@ -21,15 +21,17 @@ class Pace:
         self.prefill_speed = FIRST_GUESS  # tokens per second
         self.step_seconds = 0.0
 
-    def tokens(self, running: int) -> int:
-        """Prompt tokens for one turn beside `running` rows.
+    def seconds(self, running: int) -> float:
+        """What a turn beside `running` rows may spend on prompts.
 
         While rows decode, a turn is to take no longer than the stall target. A step that alone takes as long leaves
         prefill as much again, so that neither starves.
         """
-        seconds = LONE_TARGET
-        if running:
-            seconds = max(self._stall_target - self.step_seconds, self.step_seconds)
+        return max(self._stall_target - self.step_seconds, self.step_seconds) if running else LONE_TARGET
+
+    def tokens(self, running: int, spent: float = 0.0) -> int:
+        """Prompt tokens for one turn beside `running` rows, of whose time `spent` seconds are gone."""
+        seconds = max(self.seconds(running) - spent, 0.0)
         return int(min(self.prefill_speed * seconds, MAX_TOKENS))
 
     def observe_step(self, seconds: float) -> None:

@@ -3,9 +3,9 @@
 Used by `actors.engine.engine` on the engine's one thread. Launches work on the device and waits for none of it.
 
 Short prompts that fit one turn whole are run together, padded on the right and sorted by length so that little
-is padding. Longer ones run alone, chunk by chunk, in forwards of at most `forward_tokens`: batching gains
-nothing there. No logits are computed: they are lazy and nobody asks for them, and the last token of each prompt
-is left to the row's first decode step.
+is padding. Longer ones run alone, chunk by chunk, in forwards of about `forward_tokens` that end on block borders:
+batching gains nothing there. Prefix blocks are cut on these borders (`Cutter`). No logits are computed: they are lazy
+and nobody asks for them, and the last token of each prompt is left to the row's first decode step.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,10 +16,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from actors.engine.cutter import Cutter
 from actors.engine.device import Lane
 from actors.engine.model import Cache, Model, plain_cache
 from actors.engine.sampler import RowOptions
-from actors.engine.scheduler import Chunk
+from actors.engine.scheduler import BLOCK, Chunk
 
 Ids = npt.NDArray[np.uint32]
 
@@ -76,9 +77,10 @@ class Joining(msgspec.Struct, frozen=True):
 class Prefill:
     """Caches of the rows that are prefilling."""
 
-    def __init__(self, model: Model, lane: Lane, forward_tokens: int) -> None:
+    def __init__(self, model: Model, lane: Lane, forward_tokens: int, cutter: Cutter | None = None) -> None:
         self._model = model
         self._lane = lane
+        self._cutter = cutter
         self._forward_tokens = forward_tokens
         self._rows: dict[int, Row] = {}
         self._caches: dict[int, list[Cache]] = {}
@@ -87,6 +89,10 @@ class Prefill:
     def add(self, row: Row) -> None:
         """A row that will come up in chunks."""
         self._rows[row.rid] = row
+
+    def begin_with(self, rid: int, caches: list[Cache]) -> None:
+        """The first tokens of this row are in `caches`; its chunks begin behind them."""
+        self._caches[rid] = caches
 
     def remove(self, rids: Iterable[int]) -> None:
         """Forget these rows; unknown ones are normal."""
@@ -104,14 +110,18 @@ class Prefill:
     def run(self, chunks: list[Chunk]) -> Iterator[None]:
         """Dispatch the chunks of one turn; yields after each forward. Those that are `whole` must be joined in the
         same turn."""
-        batches = self._model.batches_prefill
-        short = [chunk for chunk in chunks if batches and chunk.whole and chunk.tokens <= GROUP_TOKENS]
+        short = [chunk for chunk in chunks if self._grouped_with_others(chunk)]
         short.sort(key=lambda chunk: chunk.tokens)
         for group in group_by_length([chunk.tokens for chunk in short]):
             yield from self._run_group([short[i].rid for i in group])
         for chunk in chunks:
-            if not (batches and chunk.whole and chunk.tokens <= GROUP_TOKENS):
+            if not self._grouped_with_others(chunk):
                 yield from self._run_alone(chunk)
+
+    def _grouped_with_others(self, chunk: Chunk) -> bool:
+        # Only plain caches can be cut when the whole group is computed.
+        longest = GROUP_TOKENS if self._cutter is None or self._model.plain_caches else BLOCK - 1
+        return self._model.batches_prefill and chunk.whole and chunk.tokens <= longest
 
     def join(self, rids: list[int]) -> list[Joining]:
         """Hand over these rows, whose prompts are launched but for their last tokens."""
@@ -141,10 +151,15 @@ class Prefill:
                 if any(padding):
                     cache.prepare(lengths=lengths, right_padding=padding)
         yield from self._forward(ids, caches)
+        cuts = []
         if not plain:
             for cache in caches:
                 cache.finalize()
-            self._lane.dispatch([cache.state for cache in caches])
+        elif self._cutter is not None:
+            for place, row in enumerate(rows):
+                cuts += self._cutter.of_padded(row.rid, caches, place, lengths[place])
+        if cuts or not plain:
+            self._lane.dispatch([cuts, [cache.state for cache in caches]])
             yield
         self._grouped.append(Joining(rows, caches, batched=True, right_padded=plain))
 
@@ -152,8 +167,17 @@ class Prefill:
         caches = self._caches.get(chunk.rid)
         if caches is None:
             caches = self._caches[chunk.rid] = self._model.new_caches()
-        ids = self._rows[chunk.rid].ids[chunk.start : chunk.start + chunk.tokens]
-        yield from self._forward(ids[None], caches)
+        ids = self._rows[chunk.rid].ids
+        stops = self._cutter.stops(len(ids)) if self._cutter is not None else []
+        start, last = chunk.start, chunk.start + chunk.tokens
+        while start < last:
+            end = forward_end(start, last, self._forward_tokens, stops)
+            self._model.forward(mx.array(ids[None, start:end]), caches)
+            cuts = self._cutter.of_row(chunk.rid, caches, start, end) if self._cutter is not None else []
+            start = end
+            # Each forward is launched by itself: as one graph all of them would hold their memory together.
+            self._lane.dispatch([cuts, [cache.state for cache in caches]])
+            yield
 
     def _forward(self, ids: Ids, caches: list[Cache]) -> Iterator[None]:
         # Several rows fill the device with fewer tokens of each, and what lies between the layers stays in cache.
@@ -165,9 +189,15 @@ class Prefill:
             end = total if rows > 1 and total - start == tokens + 1 else start + tokens
             self._model.forward(mx.array(ids[:, start:end]), caches)
             start = end
-            # Each forward is launched by itself: as one graph all of them would hold their memory together.
             self._lane.dispatch([cache.state for cache in caches])
             yield
+
+
+def forward_end(start: int, last: int, tokens: int, stops: list[int]) -> int:
+    """Where a forward from `start` on ends: after about `tokens`, on a block's border, at a stop or at `last`."""
+    end = start + tokens
+    end = max(end // BLOCK * BLOCK, start + min(tokens, BLOCK - start % BLOCK))
+    return min([end, last, *(stop for stop in stops if stop > start)])
 
 
 def group_by_length(lengths: list[int]) -> list[range]:

@@ -14,10 +14,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from actors.engine.cutter import Cutter
 from actors.engine.model import Cache, Model
 from actors.engine.prefill import Joining, Row
 from actors.engine.row_memory import rounded_room
 from actors.engine.sampler import Drawn, Sampler
+from actors.engine.scheduler import BLOCK
 from actors.engine.slots import NO_BOUND, Positions, SlotCache, SlotKV
 
 FREE = -1
@@ -254,6 +256,16 @@ class RowGroup:
         self._inputs = drawn.tokens
         self._lengths[list(self._slots.values())] += 1
         return drawn
+
+    def cut(self, cutter: Cutter) -> list[mx.array]:
+        """Take the blocks of rows that the step just built brings to a block's border."""
+        slots = np.flatnonzero(self._lengths % BLOCK == 0)
+        return [
+            array
+            for slot in slots.tolist()
+            if self._rids[slot] != FREE
+            for array in cutter.of_slot(self._rids[slot], self._caches, slot, int(self._lengths[slot]))
+        ]
 
     def slots(self) -> list[int]:
         """The rid in each slot, FREE where there is none."""

@@ -7,6 +7,9 @@ Pure policy: no MLX, no socket, no clock. `actors.engine.engine` calls it on the
        ^                    |                  |
        +------- park -------+------------------+        (the newest, when memory runs out)
 
+A prefilling row may be held: it keeps its seat while its prefix is restored, or computed for another row, and goes on
+behind the tokens that are in its caches then.
+
 Waiting rows are admitted by priority, then by age. Of the prompt tokens of a turn the oldest prefilling row gets half
 at least, the others go to those that are closest to their end, so that a short prompt never waits for a long one.
 
@@ -32,6 +35,11 @@ LENGTH = "length"
 def no_bytes(length: int) -> int:
     """For rows whose memory is not counted."""
     return 0
+
+
+def never_held(rid: int) -> bool:
+    """For engines without a prefix cache."""
+    return False
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -107,6 +115,7 @@ class _Row:
         "budget",
         "chunk",
         "computed",
+        "held_back",
         "launched",
         "left",
         "length",
@@ -122,6 +131,7 @@ class _Row:
         self.age = age
         self.priority = priority
         self.parked = False
+        self.held_back = False  # waits for its prefix
         self.chunk = 0  # tokens of its last chunk
         self.length = length
         self.budget = budget
@@ -153,8 +163,10 @@ class _Row:
 class Scheduler:
     """First come, first served, with prompts in chunks beside the running rows' steps."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, hold: Callable[[int], bool] = never_held) -> None:
+        """`hold` is asked of each row that is admitted, whether it has to wait for `go_on`."""
         self._limits = limits
+        self._hold = hold
         self._ages = 0
         self.parkings = 0
         self._waiting: dict[int, _Row] = {}
@@ -190,6 +202,12 @@ class Scheduler:
         """Rows that the next plan drops."""
         return self._drop
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that there is to do is to wait for rows that are held."""
+        held = all(row.held_back for row in self._prefilling.values())
+        return held and not (self._running or self._drop) and not (self._waiting and self._seats_free())
+
     def fits(self, length: int) -> bool:
         """Whether a row of so many tokens can ever be admitted."""
         return self._limits.admission_bytes(length) <= self._limits.cache_bytes
@@ -219,6 +237,19 @@ class Scheduler:
         """Forget every row."""
         self.abort([*self._waiting, *self._prefilling, *self._running])
 
+    def go_on(self, rid: int, computed: int) -> None:
+        """A held row goes on behind its first `computed` tokens. Rows that are gone or parked are normal.
+
+        Raises ValueError for as many tokens as it has: the last one is its first decode step.
+        """
+        row = self._prefilling.get(rid)
+        if row is None or not row.held_back:
+            return
+        if not 0 <= computed < row.length:
+            raise ValueError(f"row {rid} of {row.length} ids can't have {computed} in its caches")
+        row.held_back = False
+        row.computed = computed
+
     def plan(self, prefill_tokens: int, running_bytes: int) -> Plan:
         """Decide one turn; rows that it launches count as launched.
 
@@ -241,7 +272,7 @@ class Scheduler:
         turn = _Turn(self._limits, max(prefill_tokens, MIN_CHUNK), decode)
         admit = self._admit(running_bytes)
         prefill_bytes = self._prefill_bytes
-        rows = sorted(self._prefilling.values(), key=lambda row: row.rank)
+        rows = sorted((row for row in self._prefilling.values() if not row.held_back), key=lambda row: row.rank)
         if rows:
             kept = turn.keep(rows[0])
             for row in sorted(rows[1:], key=lambda row: (row.length - row.computed, row.rank)):
@@ -274,6 +305,7 @@ class Scheduler:
                 row.unpark()
             del self._waiting[row.rid]
             self._prefilling[row.rid] = row
+            row.held_back = self._hold(row.rid)
             admitted.append(row.rid)
             used += needs
         return admitted

@@ -179,6 +179,10 @@ class _PlanarCache(SlotCache):
         tokens = length if self._planes.limit is None else min(length, self._planes.limit)
         return self._planes.copy_row(slot, tokens)
 
+    def cut(self, slot: int, start: int, stop: int) -> list[mx.array]:
+        """These places of a slot, lazy: (1, heads, stop - start, width) each. For `actors.engine.block_cuts`."""
+        return [a[slot : slot + 1, :, start:stop] for a in self._planes.arrays]
+
     def paste_row(self, slot: int, content: list[Any]) -> None:
         self._planes.paste_row(slot, content)
 
@@ -342,6 +346,10 @@ class SlotStates(SlotCache):
 
     def copy_row(self, slot: int, length: int) -> list[Any]:
         return [None if s is None else mx.contiguous(s[slot : slot + 1]) for s in self._states]
+
+    def cut(self, slot: int) -> list[mx.array | None]:
+        """The states of a slot, lazy. For `actors.engine.block_cuts`."""
+        return [None if s is None else s[slot : slot + 1] for s in self._states]
 
     def paste_row(self, slot: int, content: list[Any]) -> None:
         for index, row in enumerate(content):

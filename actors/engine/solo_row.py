@@ -9,11 +9,13 @@ from collections.abc import Iterable
 import mlx.core as mx
 import numpy as np
 
+from actors.engine.cutter import Cutter
 from actors.engine.model import Cache, Model
 from actors.engine.prefill import Joining
 from actors.engine.row_group import FREE
 from actors.engine.row_memory import GROW
 from actors.engine.sampler import Drawn, Sampler
+from actors.engine.scheduler import BLOCK
 from actors.engine.slots import Positions
 
 CHECK_LENGTHS = (3, 11)
@@ -30,6 +32,7 @@ class SoloRow:
         self._caches: list[Cache] = []
         self._sampler = Sampler(model.vocab_size)
         self._rid = FREE
+        self._length = 0  # tokens in the caches
         self._inputs = mx.zeros((0,), mx.uint32)
 
     def __len__(self) -> int:
@@ -51,6 +54,7 @@ class SoloRow:
         self._sampler.append(row.options, row.prompt, row.generated)
         self._inputs = mx.array(row.ids[-1:])
         self._rid = row.rid
+        self._length = len(row.ids) - 1
 
     def remove(self, rids: Iterable[int]) -> None:
         """Let the row go if it is among these."""
@@ -67,7 +71,14 @@ class SoloRow:
         logits = self._model.forward(self._inputs[:, None], self._caches)
         drawn = self._sampler.draw(logits[:, -1, :])
         self._inputs = drawn.tokens
+        self._length += 1
         return drawn
+
+    def cut(self, cutter: Cutter) -> list[mx.array]:
+        """Take the block that the step just built completes, if it does."""
+        if self._rid == FREE or self._length % BLOCK:
+            return []
+        return cutter.of_solo(self._rid, self._caches, self._length)
 
 
 def batches_rightly(model: Model) -> bool:

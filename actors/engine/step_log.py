@@ -1,7 +1,7 @@
 """What `--log-steps` prints: all that the scheduler is told, and what it decides, so that a run can be played again.
 
 `RecordedScheduler` takes the scheduler's place in `actors.engine.engine`, on the engine's one thread. `described` and
-`rebuilt` write limits into a log line and read them back; `replayed` drives a scheduler with what a line says.
+`rebuilt` write limits into a log line and read them back; `Replay` drives a scheduler with what the lines say.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from actors.engine.row_memory import RowMemory, row_bytes
-from actors.engine.scheduler import Limits, Plan, Scheduler, Taken
+from actors.engine.scheduler import Limits, Plan, Scheduler, Taken, never_held
 
 
 class Added(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -37,22 +37,54 @@ class TakenIn(msgspec.Struct, frozen=True, array_like=True, tag=True):
     tokens: list[int]
 
 
-class StepRecord(msgspec.Struct, frozen=True):
-    """One turn: what the scheduler was `told` since the last one, in order; what it was asked, and its plan."""
+class WentOn(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A held row was let go on."""
 
-    told: list[Added | Aborted | TakenIn]
+    rid: int
+    computed: int
+
+
+Told = Added | Aborted | TakenIn | WentOn
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """One turn: what the scheduler was `told` since the last one, in order; what it was asked, and its plan.
+
+    `held` are admitted rows that have to wait for their prefix.
+    """
+
+    told: list[Told]
     prefill_tokens: int
     running_bytes: int
     plan: Plan
+    held: list[int] = []
 
 
 class RecordedScheduler(Scheduler):
     """A scheduler that hands a record of each turn to `on_step`."""
 
-    def __init__(self, limits: Limits, on_step: Callable[[StepRecord], None]) -> None:
-        super().__init__(limits)
+    def __init__(
+        self,
+        limits: Limits,
+        on_step: Callable[[StepRecord], None],
+        hold: Callable[[int], bool] = never_held,
+    ) -> None:
+        super().__init__(limits, self._ask)
         self._on_step = on_step
-        self._told: list[Added | Aborted | TakenIn] = []
+        self._asked = hold
+        self._told: list[Told] = []
+        self._held: list[int] = []
+
+    def _ask(self, rid: int) -> bool:
+        held = self._asked(rid)
+        if held:
+            self._held.append(rid)
+        return held
+
+    def go_on(self, rid: int, computed: int) -> None:
+        """See `Scheduler.go_on`."""
+        self._told.append(WentOn(rid, computed))
+        super().go_on(rid, computed)
 
     def add(
         self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
@@ -76,7 +108,8 @@ class RecordedScheduler(Scheduler):
         """See `Scheduler.plan`."""
         plan = super().plan(prefill_tokens, running_bytes)
         told, self._told = self._told, []
-        self._on_step(StepRecord(told, prefill_tokens, running_bytes, plan))
+        held, self._held = self._held, []
+        self._on_step(StepRecord(told, prefill_tokens, running_bytes, plan, held))
         return plan
 
 
@@ -92,9 +125,22 @@ def rebuilt(line: dict[str, Any]) -> Limits:
     return Limits(**fields, row_bytes=partial(row_bytes, msgspec.convert(line["row"], RowMemory)))
 
 
-def replayed(scheduler: Scheduler, record: StepRecord) -> Plan:
-    """Tell `scheduler` what the record says; its plan should be the record's."""
-    for told in record.told:
+class Replay:
+    """A scheduler that is told what records say."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._held: list[int] = []
+        self._scheduler = Scheduler(limits, lambda rid: rid in self._held)
+
+    def plan(self, record: StepRecord) -> Plan:
+        """The plan of one more turn, which should be the record's."""
+        self._held = record.held
+        for told in record.told:
+            self._tell(told)
+        return self._scheduler.plan(record.prefill_tokens, record.running_bytes)
+
+    def _tell(self, told: Told) -> None:
+        scheduler = self._scheduler
         match told:
             case Added():
                 scheduler.add(
@@ -104,4 +150,5 @@ def replayed(scheduler: Scheduler, record: StepRecord) -> Plan:
                 scheduler.abort(told.rids)
             case TakenIn():
                 scheduler.take(told.rids, told.tokens)
-    return scheduler.plan(record.prefill_tokens, record.running_bytes)
+            case WentOn():
+                scheduler.go_on(told.rid, told.computed)

@@ -7,6 +7,7 @@ sends every connection one message per step. One thread; engine and tokenizers m
 import secrets
 import time
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -21,6 +22,7 @@ from actors.streamer.engine_link import EngineLink
 from actors.streamer.logprobs import by_row
 from actors.streamer.stream import MAX_UNREAD, WINDOW, Phase, Stream
 from actors.streamer.tokenizer_pool import Job, TokenizerPool
+from actors.streamer.warm_prompts import WarmPrompt, read_warm_prompts
 from protocol import errors
 from protocol.codec import CodecError, client_codec
 from protocol.ids import unpack_ids
@@ -47,6 +49,7 @@ from protocol.messages import (
     Refused,
     Step,
     Stop,
+    Submit,
     SystemState,
     Tokenize,
     Tokenized,
@@ -64,6 +67,7 @@ TOO_LONG = (
 )
 TICK = 0.25  # seconds between looks at deadlines and silent clients
 MESSAGES_PER_TURN = 1000  # from clients, so that a flood can't keep the engine's steps waiting
+WARM_PRIORITY = 1 << 30  # warm prompts come after all requests
 MAX_WAITING_CALLS = 1024  # tokenize and detokenize calls that may wait
 
 
@@ -77,6 +81,12 @@ class StreamerActor(Actor):
             self._detokenizers = DetokenizerFactory.load(path, trust_remote_code=self.config.trust_remote_code)
         except (OSError, ValueError) as error:
             raise StartError(f"the tokenizer of {path} can't be loaded: {error}") from error
+        try:
+            file = self.config.warm_prompts if self.config.prefix_cache else ""
+            self._warm_prompts = read_warm_prompts(Path(file)) if file else []
+        except ValueError as error:
+            raise StartError(str(error)) from error
+        self._warmed = 0  # epoch of the engine that has them
         self._streams: dict[int, Stream] = {}
         self._rids = 0
         self._incarnation = secrets.randbits(62)
@@ -129,6 +139,39 @@ class StreamerActor(Actor):
             for client in self._clients.named(name):
                 self._end_client(client, errors.CANCELLED, "the HTTP worker died")
         self._http_workers = workers
+        if self._warm_prompts and self._engine.ready and self._tokenizers.ready and self._warmed != self._engine.epoch:
+            self._warmed = self._engine.epoch
+            for prompt in self._warm_prompts:
+                self._warm(prompt)
+
+    def _warm(self, prompt: WarmPrompt) -> None:
+        """Have a prompt computed and kept. There is no stream: nobody takes the one token it ends with."""
+
+        def done(result: TokenizerResult) -> None:
+            assert isinstance(result, Encoded)
+            count = len(result.ids) // 4
+            if result.code or not 0 < count < self._context():
+                log.error("a warm prompt can't be computed", error=result.message or "too long", tokens=count)
+            elif self._engine.ready:
+                self._rids += 1
+                submit = Submit(
+                    self._engine.epoch,
+                    self.me.epoch,
+                    self._rids,
+                    result.ids,
+                    count,
+                    1,
+                    0.0,
+                    1.0,
+                    0,
+                    priority=WARM_PRIORITY,
+                    cache_salt=prompt.cache_salt,
+                    warm=True,
+                )
+                self._engine.submit(submit)
+
+        size = len(prompt.prompt or "") + sum(len(str(m.get("content"))) for m in prompt.messages or ())
+        self._tokenizers.submit(Job(size, done, prompt.prompt, prompt.messages, template_kwargs=prompt.template_kwargs))
 
     def on_drain(self, order: Drain) -> None:
         self._draining = True
@@ -349,6 +392,10 @@ class StreamerActor(Actor):
             stream = self._streams.get(rid)
             if stream is not None:
                 stream.admitted(now)
+        for rid, tokens in zip(step.cached_rids, step.cached_tokens, strict=True):
+            stream = self._streams.get(rid)
+            if stream is not None:
+                stream.cached(tokens)
         reasons = dict(zip(step.ended, step.reasons, strict=True))
         logprobs = by_row(step)
         for rid, token in zip(step.rids, unpack_ids(step.tokens), strict=True):

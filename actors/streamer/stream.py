@@ -62,6 +62,8 @@ class Stream:
         self.prompt = b""
         self.tokens = array("I")
         self.budget = 0
+        self._cache_salt = request.cache_salt
+        self._cached_tokens = 0
         self._return_ids = request.return_ids
         self._detokenizer: DetokenizerStream | None = None
         self._stops = StopMatcher(params.stop) if params.stop else None
@@ -133,6 +135,7 @@ class Stream:
             ignore_eos=params.ignore_eos,
             params=params,
             priority=params.priority,
+            cache_salt=self._cache_salt,
         )
 
     def admitted(self, now: float) -> None:
@@ -140,6 +143,11 @@ class Stream:
         if self.phase is Phase.WAITING:
             self.phase = Phase.PREFILLING
             self._admitted = now
+
+    def cached(self, tokens: int) -> None:
+        """So many tokens of the prompt were not computed but found. What a resume finds doesn't count."""
+        if self._first < 0:
+            self._cached_tokens = min(tokens, self.prompt_tokens)
 
     def push(self, token: int, now: float, logprobs: StepLogprobs | None = None) -> None:
         """The engine generated `token`, which is none that ends the stream."""
@@ -237,5 +245,5 @@ class Stream:
             ttft=span(self._began, self._first),
             total=span(self._began, now),
         )
-        usage = Usage(self.prompt_tokens, len(self.tokens), 0)
+        usage = Usage(self.prompt_tokens, len(self.tokens), self._cached_tokens)
         return End(self.ref, outcome, reason, code, message, usage, timing, retry_after, param)

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from actors.engine.scheduler import Scheduler
-from actors.engine.step_log import StepRecord, rebuilt, replayed
+from actors.engine.step_log import Replay, StepRecord, rebuilt
 from bench.checks.report import Report
 from bench.harness import RunningServer
 from bench.load.plan import FIRST_PLAIN_ID
@@ -128,10 +127,10 @@ def same_tokens(report: Report, server: RunningServer, model: Path, count: int, 
 
 def replay(log: list[dict[str, Any]]) -> str:
     """Play what `--log-steps` wrote again; "" when each plan is the same, else the first difference."""
-    scheduler = Scheduler(rebuilt(next(line for line in log if line["event"] == "limits")))
+    again = Replay(rebuilt(next(line for line in log if line["event"] == "limits")))
     for number, line in enumerate(line for line in log if line["event"] == "step"):
         record = msgspec.convert(line, StepRecord)
-        if (plan := replayed(scheduler, record)) != record.plan:
+        if (plan := again.plan(record)) != record.plan:
             return f"step {number}: {record.plan} in the log, {plan} again"
     return ""
 

@@ -50,6 +50,7 @@ def build_generate(
         "add_special_tokens",
         "timeout",
         "template_kwargs",
+        "cache_salt",
     }
     unknown = options.keys() - allowed
     if unknown:

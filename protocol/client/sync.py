@@ -104,7 +104,7 @@ class Client:
 
         Options: all of `protocol.messages.SamplingParams` by name (temperature, top_p, top_k, seed, max_tokens,
         logit_bias, logprobs, …; `stop` is a string or several), timeout in seconds, return_ids, return_text,
-        add_special_tokens, label, model, template_kwargs.
+        add_special_tokens, label, model, template_kwargs, cache_salt.
         Raises TypeError for other options, CodecError for values that can't be sent, ServerLost.
         """
         ref = next(self._refs)

@@ -7,7 +7,7 @@ from fake_router import FakeRouter
 
 from protocol.codec import report_codec
 from protocol.endpoints import ipc_endpoint
-from protocol.messages import ActorState, Alive, EngineStats, ModelCard, Probe, Ready, SystemState
+from protocol.messages import ActorState, Alive, EngineStats, ModelCard, PrefixStats, Probe, Ready, SystemState
 
 CARD = ModelCard("tiny", context=4096, vocab_size=49152, created=1_700_000_000)
 
@@ -57,7 +57,7 @@ def system_state(
             ActorState("streamer", "streamer", 0, 4242, streamer_state, epoch, endpoint),
             ActorState("engine", "engine", 0, 4243, "ready", 4),
         ],
-        EngineStats(step=12, running=2, prefilling=1, waiting=5),
+        EngineStats(step=12, running=2, prefilling=1, waiting=5, prefix=PrefixStats(30, 10, 60)),
         None if status == "loading" else CARD,
         message,
     )

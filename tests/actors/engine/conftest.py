@@ -4,6 +4,7 @@ The plain run knows neither batches nor chunks: one forward over the prompt, the
 unbatched caches, with the sampling options applied as they are defined.
 """
 
+import importlib.util
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from actors.engine.block_cuts import PackedBlock
 from actors.engine.engine import Engine, Outcome, row_options
 from actors.engine.model import Model, load
 from actors.engine.sampler import Sampler
 from actors.engine.scheduler import Limits
+from cache_store.store import PrefixStore
 from protocol.ids import pack_ids, unpack_ids
 from protocol.messages import SamplingParams, Submit
 
@@ -26,6 +29,18 @@ def model(tiny_model: Path) -> Model:
     return load(tiny_model)
 
 
+@pytest.fixture(scope="session")
+def kind_model() -> Callable[..., Model]:
+    """Makes a tiny model with the named kind of caches; see `tests/models/kinds.py`."""
+    spec = importlib.util.spec_from_file_location("kinds", Path(__file__).parents[2] / "models" / "kinds.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    make: Callable[..., Model] = module.kind_model
+    return make
+
+
 def request(rid: int, ids: Iterable[int], budget: int, **options: object) -> Submit:
     ids = list(ids)
     given = {"prompt_tokens": len(ids), "temperature": 0.0, "top_p": 1.0, "seed": rid, "ignore_eos": True} | options
@@ -35,8 +50,11 @@ def request(rid: int, ids: Iterable[int], budget: int, **options: object) -> Sub
 class Run:
     """Drives an engine until it is idle and keeps what it said."""
 
-    def __init__(self, model: Model, limits: Limits | None = None) -> None:
-        self.engine = Engine(model, limits or Limits())
+    def __init__(
+        self, model: Model, limits: Limits | None = None, store: PrefixStore[PackedBlock] | None = None
+    ) -> None:
+        self.engine = Engine(model, limits or Limits(), store=store)
+        self.cached: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {}
         self.reasons: dict[int, str] = {}
         self.errors: dict[int, str] = {}
@@ -48,6 +66,9 @@ class Run:
 
     def take(self, outcome: Outcome) -> None:
         self.admitted += outcome.admitted
+        for rid, cached in zip(outcome.cached, outcome.cached_tokens, strict=True):
+            assert rid not in self.cached
+            self.cached[rid] = cached
         for rid, token in zip(outcome.rids, outcome.tokens, strict=True):
             assert rid not in self.reasons
             self.tokens.setdefault(rid, []).append(token)

@@ -18,9 +18,12 @@ def one_byte_a_token(length: int) -> int:
 class Device:
     """Carries out plans as the engine does, one step in flight, and checks each of them."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, holds: list[tuple[int, int]] | None = None) -> None:
+        """`holds`, by row in turn: for how many turns it is held, and how many percent of it are found then."""
         self.limits = limits
-        self.scheduler = Scheduler(limits)
+        self.holds = holds or [(0, 0)]
+        self.held: dict[int, int] = {}  # the turn in which a row goes on
+        self.scheduler = Scheduler(limits, self._hold)
         self.submitted: list[int] = []
         self.admitted: list[int] = []
         self.lengths: dict[int, int] = {}
@@ -35,6 +38,23 @@ class Device:
         self.launched: dict[int, int] = {}  # steps since it was admitted
         self.resumed: dict[int, int] = {}  # tokens it had when it was admitted
         self.turns = 0
+
+    def _hold(self, rid: int) -> bool:
+        turns, _ = self.holds[rid % len(self.holds)]
+        if turns:
+            self.held[rid] = self.turns + turns
+        return turns > 0
+
+    def _release(self) -> None:
+        for rid, turn in list(self.held.items()):
+            if turn <= self.turns:
+                del self.held[rid]
+                found = (
+                    (self.length(rid) - 1) * self.holds[rid % len(self.holds)][1] // 100 if rid in self.computed else 0
+                )
+                self.scheduler.go_on(rid, found)
+                if rid in self.computed:
+                    self.computed[rid] = found
 
     def submit(self, rid: int, length: int, budget: int, ignore_eos: bool = False, priority: int = 0) -> None:
         stop_ids = frozenset() if ignore_eos else frozenset({EOS})
@@ -51,6 +71,7 @@ class Device:
 
     def turn(self, prefill_tokens: int = 1 << 20, stops: frozenset[int] = frozenset()) -> Plan:
         """One turn; rows in `stops` draw the end-of-sequence id."""
+        self._release()
         gone = self.scheduler.leaving
         running = [self.length(rid) + self.launched[rid] + 1 for rid in self.decoding if rid not in gone]
         plan = self.scheduler.plan(prefill_tokens, sum(map(self.limits.row_bytes, running)))
@@ -88,6 +109,8 @@ class Device:
         for rid in plan.drop:
             assert (rid in self.computed) != (rid in self.decoding), "a drop of a row that the batch doesn't hold"
             self.computed.pop(rid, None)
+            if rid not in plan.admit:
+                self.held.pop(rid, None)
             if rid in self.decoding:
                 self.decoding.remove(rid)
         for rid in plan.admit:
@@ -98,6 +121,7 @@ class Device:
             self.launched[rid] = 0
             self.resumed[rid] = len(self.tokens[rid])
         for chunk in plan.chunks:
+            assert chunk.rid not in self.held
             assert 0 < chunk.tokens <= self.limits.prefill_step_size
             assert chunk.start == self.computed[chunk.rid]
             self.computed[chunk.rid] += chunk.tokens
@@ -107,6 +131,7 @@ class Device:
             border = chunk.start + BLOCK - chunk.start % BLOCK
             assert chunk.start % BLOCK == 0 or end <= border, "a chunk that begins inside a block and leaves it"
         for rid in plan.join:
+            assert rid not in self.held
             assert self.computed.pop(rid) == self.length(rid) - 1
             self.decoding.append(rid)
         assert plan.prefill_tokens <= max(prefill_tokens, MIN_CHUNK)
@@ -120,7 +145,7 @@ class Device:
     def finish(self) -> None:
         """Run until nothing is left; every row must have come to one end."""
         work = sum(self.lengths.values()) + sum(self.budgets.values()) + 10
-        bound = self.turns + 2 * work
+        bound = self.turns + 2 * work + sum(turns for turns, _ in self.holds) * len(self.submitted) * 4
         while self.scheduler.busy or self.in_flight:
             self.turn()
             assert self.turns < bound, "no end in sight"
@@ -151,10 +176,13 @@ events = st.lists(
 )
 
 
-@given(limits, events)
+holds = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 100)), min_size=1, max_size=5)
+
+
+@given(limits, events, holds)
 @settings(max_examples=300, deadline=None)
-def test_every_row_ends_once_and_no_bound_is_passed(limits: Limits, events: list) -> None:
-    device = Device(limits)
+def test_every_row_ends_once_and_no_bound_is_passed(limits: Limits, events: list, holds: list) -> None:
+    device = Device(limits, holds)
     rid = 0
     for arrivals, aborts, stops, prefill_tokens in events:
         for length, budget, ignore_eos in arrivals:
@@ -176,10 +204,10 @@ tight_limits = st.builds(
 )
 
 
-@given(tight_limits, events)
+@given(tight_limits, events, holds)
 @settings(max_examples=300, deadline=None)
-def test_rows_are_parked_and_come_back_when_memory_is_short(limits: Limits, events: list) -> None:
-    device = Device(limits)
+def test_rows_are_parked_and_come_back_when_memory_is_short(limits: Limits, events: list, holds: list) -> None:
+    device = Device(limits, holds)
     rid = 0
     for arrivals, aborts, stops, prefill_tokens in events:
         for length, budget, ignore_eos in arrivals:
@@ -188,6 +216,37 @@ def test_rows_are_parked_and_come_back_when_memory_is_short(limits: Limits, even
         device.abort(aborts)
         device.turn(prefill_tokens, stops)
     device.finish()
+
+
+def test_a_held_row_keeps_its_seat_and_goes_on_behind_what_was_found() -> None:
+    device = Device(Limits(max_num_seqs=2), holds=[(2, 100), (0, 0)])
+    device.submit(0, 600, 2)
+    device.submit(1, 300, 1)
+    device.submit(2, 300, 1)
+    plan = device.turn()
+    assert (plan.admit, plan.join) == ([0, 1], [1])
+    assert device.turn().chunks == []
+    plan = device.turn()
+    assert (plan.chunks, plan.join) == ([], [0])
+    device.finish()
+
+
+def test_only_held_rows_leave_nothing_to_do() -> None:
+    scheduler = Scheduler(Limits(), lambda rid: True)
+    assert scheduler.idle
+    scheduler.add(1, 600, 3)
+    assert not scheduler.idle
+    scheduler.plan(512, 0)
+    scheduler.add(2, 1, 1)
+    scheduler.abort([2])
+    assert scheduler.idle
+    assert scheduler.busy
+    with pytest.raises(ValueError, match="600"):
+        scheduler.go_on(1, 600)
+    scheduler.go_on(1, 599)
+    scheduler.go_on(7, 3)
+    assert not scheduler.idle
+    assert scheduler.plan(512, 0).join == [1]
 
 
 def test_the_newest_row_is_parked_and_goes_on_with_what_it_had() -> None:

@@ -8,8 +8,8 @@ import msgspec
 from actors.engine.engine import Engine
 from actors.engine.model import Model
 from actors.engine.row_memory import row_bytes
-from actors.engine.scheduler import Limits, Scheduler
-from actors.engine.step_log import StepRecord, described, rebuilt, replayed
+from actors.engine.scheduler import Limits
+from actors.engine.step_log import RecordedScheduler, Replay, StepRecord, described, rebuilt
 
 
 def recorded(model: Model, make_request) -> list[str]:
@@ -34,9 +34,23 @@ def test_a_recorded_run_played_again_has_the_same_plans(model: Model, make_reque
     first, *lines = recorded(model, make_request)
     records = [msgspec.json.decode(line, type=StepRecord) for line in lines]
     assert sum(len(record.plan.admit) for record in records) > 9
-    scheduler = Scheduler(rebuilt(json.loads(first)))
+    replay = Replay(rebuilt(json.loads(first)))
     for record in records:
-        assert replayed(scheduler, record) == record.plan
+        assert replay.plan(record) == record.plan
 
-    other = Scheduler(msgspec.structs.replace(rebuilt(json.loads(first)), max_num_seqs=4))
-    assert any(replayed(other, record) != record.plan for record in records)
+    other = Replay(msgspec.structs.replace(rebuilt(json.loads(first)), max_num_seqs=4))
+    assert any(other.plan(record) != record.plan for record in records)
+
+
+def test_rows_that_are_held_are_held_again() -> None:
+    records: list[StepRecord] = []
+    scheduler = RecordedScheduler(Limits(), records.append, lambda rid: rid == 1)
+    for rid in range(3):
+        scheduler.add(rid, 600, 4)
+    scheduler.plan(10_000, 0)
+    scheduler.go_on(1, 512)
+    scheduler.plan(10_000, 0)
+    assert [record.held for record in records] == [[1], []]
+    replay = Replay(Limits())
+    for record in msgspec.json.decode(msgspec.json.encode(records), type=list[StepRecord]):
+        assert replay.plan(record) == record.plan

@@ -71,7 +71,7 @@ class Engine:
     def abort(self) -> list[int]:
         return self.take(Abort).rids
 
-    def step(self, tokens: dict[int, int], ended=(), epoch=None, errors=None, logprobs=None):
+    def step(self, tokens: dict[int, int], ended=(), epoch=None, errors=None, logprobs=None, cached=None):
         """Send one step: `tokens` by rid, `ended` as (rid, reason) pairs, `logprobs` by rid as (own, {id: top})."""
         logprobs = logprobs or {}
         message = Step(
@@ -86,6 +86,8 @@ class Engine:
             logprobs=[own for own, _ in logprobs.values()],
             top_ids=[pack_ids(top) for _, top in logprobs.values()],
             top_logprobs=[pack_floats(top.values()) for _, top in logprobs.values()],
+            cached_rids=list(cached or {}),
+            cached_tokens=list((cached or {}).values()),
         )
         self.socket.send_multipart([self.peer, encode(message)])
 

@@ -7,6 +7,7 @@ import pytest
 import zmq
 
 from actors.streamer.stream import WINDOW
+from actors.streamer.warm_prompts import read_warm_prompts
 from protocol.codec import encode, server_codec
 from protocol.errors import RequestFailed, RequestRejected
 from protocol.ids import unpack_ids
@@ -492,3 +493,46 @@ def test_closing_a_client_ends_its_readers(rig):
     reader.join(5)
     assert not reader.is_alive()
     assert stream.end is not None or ends == ["server_lost"]
+
+
+def test_cached_tokens_and_salt_go_through(rig):
+    stream = rig.client().generate(ids=range(3, 303), max_tokens=2, cache_salt="a", return_text=False, return_ids=True)
+    submit = rig.engine.submit()
+    assert submit.cache_salt == "a"
+    rig.engine.step({}, cached={submit.rid: 256, 99: 512})
+    run(rig, submit, [8, 9])
+    assert len(list(stream)) == 2
+    assert stream.end.usage.cached_tokens == 256
+
+
+def test_warm_prompts_are_computed_at_start_and_belong_to_nobody(make_rig, tmp_path):
+    file = tmp_path / "warm.jsonl"
+    file.write_text(
+        '{"prompt": "The capital"}\n\n{"messages": [{"role": "user", "content": "hi"}], "cache_salt": "a"}\n'
+    )
+    rig = make_rig(warm_prompts=str(file))
+    rig.announce()
+    first, second = rig.engine.submit(), rig.engine.submit()
+    assert unpack_ids(first.ids) == ids_of(rig, "The capital")
+    assert (first.warm, first.budget, second.warm, second.cache_salt) == (True, 1, True, "a")
+    rig.engine.step({first.rid: 5, second.rid: 5}, ended=[(first.rid, "length"), (second.rid, "length")])
+    stream = rig.client().generate("x", max_tokens=1)
+    submit = rig.engine.submit()
+    assert not submit.warm
+    run(rig, submit, ids_of(rig, " Paris"))
+    stream.text()
+
+
+@pytest.mark.parametrize(
+    "line", ['{"prompt": 1}', "{}", '{"prompt": "a", "messages": []}', '{"other": "a"}', "no json"]
+)
+def test_a_bad_warm_prompt_is_named_by_its_line(tmp_path, line):
+    file = tmp_path / "warm.jsonl"
+    file.write_text(f'{{"prompt": "good"}}\n{line}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        read_warm_prompts(file)
+
+
+def test_a_missing_file_of_warm_prompts_is_named(tmp_path):
+    with pytest.raises(ValueError, match="can't be read"):
+        read_warm_prompts(tmp_path / "none")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from actors.streamer.logprobs import StepLogprobs
 from actors.streamer.stream import WINDOW, Phase, Stream
 from protocol.ids import pack_floats, pack_ids, unpack_ids
-from protocol.messages import Generate, SamplingParams
+from protocol.messages import Generate, SamplingParams, Usage
 
 
 class Letters:
@@ -32,9 +32,9 @@ class Spelling(dict):
         return chr(token_id).encode()
 
 
-def make(stop=(), return_ids=False, text=True, **options):
+def make(stop=(), return_ids=False, text=True, cache_salt="", **options):
     params = SamplingParams(temperature=0.0, top_p=1.0, seed=5, stop=list(stop), **options)
-    request = Generate(7, params, prompt="p", return_ids=return_ids)
+    request = Generate(7, params, prompt="p", return_ids=return_ids, cache_salt=cache_salt)
     stream = Stream(1, b"c", request, params, deadline=100.0, now=10.0)
     detokenizer, spelling = (Letters(), Spelling()) if text else (None, None)
     stream.encoded(pack_ids([1, 2, 3]), 50, detokenizer, 11.0, spelling)
@@ -315,3 +315,12 @@ def test_a_stop_string_may_begin_before_min_tokens():
     push(stream, "cd")
     assert stream.stopped
     assert stream.take()[0] == ""
+
+
+def test_usage_tells_what_was_found_of_the_prompt():
+    stream = make(cache_salt="tenant")
+    assert stream.submit(1, 2).cache_salt == "tenant"
+    stream.cached(2)
+    push(stream, "a")
+    stream.cached(3)  # of a resume
+    assert stream.end(14.0, "finished", "length").usage == Usage(3, 1, 2)

@@ -1,0 +1,79 @@
+"""From the settings to a store whose blocks have a name: off, memory alone, and with a model that changes."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from actors.config import CastConfig
+from actors.engine.actor import flush
+from actors.engine.model import Model
+from actors.engine.prefix_store import StoreOpening
+from cache_store.store import PrefixStore
+
+
+def config(model: Path, **settings: object) -> CastConfig:
+    return CastConfig(str(model), "tiny", "/run", **settings)
+
+
+def named(opening: StoreOpening, monkeypatch: pytest.MonkeyPatch, model: Model) -> bytes:
+    """The fingerprint that the store is given."""
+    names: list[bytes] = []
+    monkeypatch.setattr(PrefixStore, "set_model", lambda self, fingerprint, name: names.append(fingerprint))
+    store = opening.open(model.block_layout, 1 << 20, model.cache_kinds)
+    assert store is not None
+    until = time.monotonic() + 30
+    while opening.pending:
+        assert time.monotonic() < until
+        opening.poll()
+        time.sleep(0.005)
+    store.close()
+    (name,) = names
+    return name
+
+
+def test_off_means_no_store(model: Model, tiny_model: Path) -> None:
+    opening = StoreOpening(config(tiny_model, prefix_cache=False, ssd_cache_dir="/nowhere"))
+    assert opening.memory_bytes(1000) == 0
+    assert opening.open(model.block_layout, 0, []) is None
+    assert not opening.pending
+
+
+def test_unknown_caches_mean_no_store(tiny_model: Path, tmp_path: Path) -> None:
+    opening = StoreOpening(config(tiny_model, ssd_cache_dir=str(tmp_path / "prefix")))
+    assert opening.open(None, 1000, ["OtherCache"]) is None
+    assert not opening.pending
+    assert not (tmp_path / "prefix").exists()
+
+
+def test_memory_is_a_part_or_a_number(tiny_model: Path) -> None:
+    assert StoreOpening(config(tiny_model, ssd_cache=False)).memory_bytes(1000) == 200
+    assert StoreOpening(config(tiny_model, cache_memory_percent=0.5)).memory_bytes(1000) == 500
+    assert StoreOpening(config(tiny_model, cache_memory_mb=3)).memory_bytes(1 << 30) == 3 << 20
+    assert StoreOpening(config(tiny_model, cache_memory_mb=3)).memory_bytes(1 << 20) == 1 << 20
+
+
+def test_the_name_follows_what_is_in_the_folder_and_the_options(
+    model: Model, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    base = config(folder, ssd_cache_dir=str(tmp_path / "prefix"))
+
+    def name(settings: CastConfig) -> bytes:
+        return named(StoreOpening(settings), monkeypatch, model)
+
+    first = name(base)
+    assert name(base) == first
+    assert name(config(tiny_model, ssd_cache_dir=str(tmp_path / "prefix"))) == first
+    assert name(msgspec.structs.replace(base, kv_bits=8)) != first
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"rope_theta": 5.0}))
+    assert name(base) != first
+
+
+def test_a_flush_without_a_disk_is_done_at_once() -> None:
+    flush(PrefixStore(memory_bytes=1000), 0.0)
