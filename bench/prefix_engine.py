@@ -2,7 +2,7 @@
 all kinds of caches give the same tokens.
 
 `python -m bench.prefix_engine --child` answers requests line by line (`bench.mlx_child`): `["cost", folder, rows,
-tokens, rounds]`, `["restore", folder, tokens, rounds]`, `["same", kind, window, lengths, others]`.
+tokens, budget, rounds]`, `["restore", folder, tokens, rounds]`, `["same", kind, window, lengths, others]`.
 """
 
 import importlib.util
@@ -104,7 +104,7 @@ def ssd_store(directory: Path, memory_bytes: int = MEMORY) -> Iterator[Store]:
         store.close()
 
 
-def cost(folder: str, rows: int, tokens: int, rounds: int) -> dict[str, Any]:
+def cost(folder: str, rows: int, tokens: int, budget: int, rounds: int) -> dict[str, Any]:
     """Seconds of the same work with and without a store, in turn, and what part of its time the thread committed."""
     model = load(folder)
     seconds: dict[str, list[float]] = {"without": [], "with": []}
@@ -112,7 +112,7 @@ def cost(folder: str, rows: int, tokens: int, rounds: int) -> dict[str, Any]:
     for number in range(rounds + 1):
         for name in sorted(seconds, reverse=bool(number % 2)):
             run = Run(model, PrefixStore(memory_bytes=MEMORY) if name == "with" else None)
-            requests = [submit(rid, prompt(tokens, 1000 * number + rid, 9000), 300) for rid in range(rows)]
+            requests = [submit(rid, prompt(tokens, 1000 * number + rid, 9000), budget) for rid in range(rows)]
             began = time.perf_counter()
             run.all(requests)
             if not number:

@@ -173,7 +173,7 @@ CHECKS: dict[str, Check] = {
     "prefix-shared": on_tiny(lambda report, server: prefixes.shared(report, server, users=32, tokens=2048)),
     "prefix-hits": on_tiny(prefixes.hits),
     "prefix-chat": on_tiny(lambda report, server: prefixes.chat(report, server, turns=10, tokens=600)),
-    "prefix-cost": lambda report: prefixes.cost(report, tiny_model(), rows=32, tokens=600, rounds=4),
+    "prefix-cost": lambda report: prefixes.cost(report, tiny_model(), rows=32, tokens=600, budget=300, rounds=4),
     "prefix-itl": lambda report: prefixes.itl(
         report, tiny_model(), streams=32, tokens=16_384, target_ms=100, rounds=4, held=True
     ),

@@ -36,6 +36,7 @@ RETRY_MS = 100  # how soon an idle engine tries again to report rows whose step 
 DISK_MS = 1  # how often rows that wait for the SSD alone are looked after
 STORE_MS = 50  # the same of blocks on their way to the SSD
 FLUSH_LOG_S = 2.0
+SSD_START_S = 3.0  # how long a start waits for the SSD cache to be open; what takes longer is done beside serving
 
 
 def log_step(record: StepRecord) -> None:
@@ -112,6 +113,7 @@ class EngineActor(Actor):
             on_step=log_step if config.log_steps else None,
         )
         self._flushes = False
+        self._opening.wait(SSD_START_S)
         self._streamer = 0
         self._peer = b""
         self._lost: set[int] = set()

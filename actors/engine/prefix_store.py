@@ -5,6 +5,7 @@ is computed on a thread beside loading; until it is known, blocks stay in memory
 """
 
 import threading
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -63,6 +64,7 @@ class StoreOpening:
         self._config = config
         self._layout: BlockLayout | None = None
         self._hashes: ContentHashes | None = None
+        self._ssd: SsdStore | None = None
         self.store: PrefixStore[PackedBlock] | None = None
         if config.prefix_cache and config.ssd_cache and config.ssd_cache_dir:
             memo = Path(config.ssd_cache_dir).parent / "content-hashes.json"
@@ -87,23 +89,29 @@ class StoreOpening:
             self._hashes = None
             return None
         self._layout = layout
-        ssd = None
         if self._hashes is not None:
             gigabytes = config.ssd_cache_max_gb
-            ssd = SsdStore(
+            self._ssd = SsdStore(
                 Path(config.ssd_cache_dir),
                 max_bytes=None if gigabytes is None else int(gigabytes * 1e9),
                 write_bytes_per_second=config.ssd_write_mbps * 1e6,
             )
-        self.store = PrefixStore(memory_bytes=memory_bytes, ssd=ssd)
+        self.store = PrefixStore(memory_bytes=memory_bytes, ssd=self._ssd)
         log.info(
             "prefix cache",
             memory_mb=memory_bytes >> 20,
             block_kb=layout.block.nbytes >> 10,
             snapshot_kb=layout.snapshot.nbytes >> 10,
-            ssd=config.ssd_cache_dir if ssd is not None else "off",
+            ssd=config.ssd_cache_dir if self._ssd is not None else "off",
         )
         return self.store
+
+    def wait(self, seconds: float) -> None:
+        """Wait until blocks on the SSD can be found, so that the first requests find them; not for ever."""
+        until = time.monotonic() + seconds
+        while self._ssd is not None and time.monotonic() < until and (self.pending or not self._ssd.ready):
+            self.poll()
+            time.sleep(0.005)
 
     @property
     def pending(self) -> bool:

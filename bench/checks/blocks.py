@@ -219,11 +219,15 @@ def kills(report: Report, rounds: int, seed: int = 0) -> None:
     blocks, wrong, over = [], 0, 0
     unlike: list[str] = []
     ran = True
+    wrote = cut_short = 0
     with folder() as directory:
         writers = _Writers(directory, limit)
         try:
             for _ in range(rounds):
+                before = set(directory.rglob("*.safetensors"))
                 ran = writers.run([rng.uniform(0.0, 0.4) for _ in range(2)]) and ran
+                wrote += set(directory.rglob("*.safetensors")) != before
+                cut_short += any(CacheDirectory(directory).temporary.glob("*"))
                 over = max(over, disk_bytes(directory) - limit)
                 with opened(directory) as store:
                     keys = [key for _, key, _ in CacheDirectory(directory).block_files() if key]
@@ -237,6 +241,9 @@ def kills(report: Report, rounds: int, seed: int = 0) -> None:
             writers.close()
     report.measured("rounds", rounds)
     report.measured("blocks_served_per_round_min_median_max", [min(blocks), sorted(blocks)[rounds // 2], max(blocks)])
+    report.measured("rounds_in_which_blocks_came_or_went", wrote)
+    report.measured("rounds_that_left_half_a_file", cut_short)
+    report.expect(wrote >= rounds / 4, "in many rounds the kills came while writing", wrote)
     report.expect(ran, "no writer ended by itself")
     report.expect(max(blocks) > 0, "blocks were served")
     report.expect(wrong == 0, "every served block was right", wrong)

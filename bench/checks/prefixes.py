@@ -119,10 +119,10 @@ def restore(report: Report, model: Path, *, tokens: int, rounds: int, bar: float
     return result
 
 
-def cost(report: Report, model: Path, *, rows: int, tokens: int, rounds: int, held: bool = True) -> None:
+def cost(report: Report, model: Path, *, rows: int, tokens: int, budget: int, rounds: int, held: bool = True) -> None:
     """Committing takes at most 1 % of the engine's thread, and the whole work at most 3 % more time."""
     with MlxChild("bench.prefix_engine") as child:
-        result = child.ask(["cost", str(model), rows, tokens, rounds], seconds=500)
+        result = child.ask(["cost", str(model), rows, tokens, budget, rounds], seconds=500)
     for name, value in result.items():
         report.measured(name, value)
     if held:
@@ -309,7 +309,7 @@ def same(report: Report, kinds: Sequence[tuple[str, int | None]], *, lengths: Se
             report.expect(hit, f"{name}: prefixes were found", result["cached_tokens"])
 
 
-def kills(report: Report, model: Path, *, rounds: int) -> None:
+def kills(report: Report, model: Path, *, rounds: int, requests: int = 40) -> None:
     """kill -9 of the engine while it writes: after each restart the same tokens, and directory and index agree."""
     draw = random.Random(11)
     prompts = [ids_of(1500, f"kill {number}") for number in range(4)]
@@ -331,7 +331,7 @@ def kills(report: Report, model: Path, *, rounds: int) -> None:
             with RunningServer(model, "--ssd-cache-dir", str(folder / "prefix"), "--ssd-write-mbps", "2") as server:
                 with contextlib.suppress(Exception), Client(endpoint=server.endpoint) as client:
                     threading.Timer(draw.uniform(0.1, 1.5), _kill, [server.pids()["engine"]]).start()
-                    for number in range(40):
+                    for number in range(requests):
                         got, cached = tokens(client, prompts[number % 4])
                         found += cached
                         if got != wanted[number % 4]:
@@ -347,7 +347,8 @@ def kills(report: Report, model: Path, *, rounds: int) -> None:
         report.measured("tokens_found", found)
         report.measured("tokens_found_at_the_end", [cached for _, cached in last])
         report.expect([got for got, _ in last] == wanted and not wrong, "every answer is that of a cold run", wrong)
-        report.expect(any(cached for _, cached in last), "what was written is found again")
+        if rounds > 1:  # a single kill may come before anything is written
+            report.expect(any(cached for _, cached in last), "what was written is found again")
         command = [sys.executable, "-m", "server.cli", "cache", "verify", "--ssd-cache-dir", str(folder / "prefix")]
         verified = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True)
         report.measured("verify", verified.stdout.strip().splitlines()[-3:])

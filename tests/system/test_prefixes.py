@@ -40,12 +40,12 @@ def test_streams_go_on_when_the_directory_goes_or_is_shared(tiny_model: Path, re
 
 @pytest.mark.timeout(180)
 def test_a_kill_while_writing_leaves_nothing_wrong(tiny_model: Path, report: Report) -> None:
-    prefixes.kills(report, tiny_model, rounds=1)
+    prefixes.kills(report, tiny_model, rounds=1, requests=8)
     passed(report)
 
 
 def test_restore_and_cost_without_a_server(tiny_model: Path, report: Report) -> None:
     prefixes.restore(report, tiny_model, tokens=1024, rounds=1, bar=None)
-    prefixes.cost(report, tiny_model, rows=4, tokens=300, rounds=1, held=False)
+    prefixes.cost(report, tiny_model, rows=2, tokens=300, budget=10, rounds=1, held=False)
     prefixes.same(report, [("plain", None)], lengths=[256, 257], others=2)
     passed(report)

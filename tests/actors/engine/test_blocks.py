@@ -1,6 +1,8 @@
 """Blocks of every kind of cache: what is put together again equals the row computed cold, bit for bit."""
 
+import functools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -56,6 +58,18 @@ class Cold:
                 mx.eval(self.blocks[-1].arrays, self.snapshots[-1].arrays)
 
 
+@pytest.fixture(scope="module")
+def cold_row(kind_model) -> Callable[[str, int | None], tuple[Model, mx.array, Cold]]:
+    """A model of a kind, a prompt of five blocks and a bit, and its cold run."""
+
+    def make(kind: str, window: int | None) -> tuple[Model, mx.array, Cold]:
+        model = kind_model(kind, window)
+        prompt = ids(5 * BLOCK + 37)
+        return model, prompt, Cold(model, prompt)
+
+    return functools.cache(make)
+
+
 def states(caches: list[Any]) -> list[np.ndarray]:
     """What the caches hold, without room behind it."""
     found = []
@@ -78,12 +92,9 @@ def same(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "window"), KINDS)
-@pytest.mark.parametrize("blocks", [1, 3])
-@pytest.mark.parametrize("ssd", ["none", "all", "last", "first"])
-def test_restored_equals_cold(kind: str, window: int | None, blocks: int, ssd: str, kind_model) -> None:
-    model = kind_model(kind, window)
-    prompt = ids(5 * BLOCK + 37)
-    cold = Cold(model, prompt)
+@pytest.mark.parametrize(("blocks", "ssd"), [(1, "all"), (3, "none"), (3, "all"), (3, "last"), (3, "first")])
+def test_restored_equals_cold(kind: str, window: int | None, blocks: int, ssd: str, cold_row) -> None:
+    model, prompt, cold = cold_row(kind, window)
     layout = cold.layout
     on_ssd = {"none": [], "all": list(range(blocks)), "last": [blocks - 1], "first": [0]}[ssd]
     first = needed(layout, blocks)

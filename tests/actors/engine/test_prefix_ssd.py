@@ -39,6 +39,12 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., Store]]:
         end(opened[-1])
 
 
+@pytest.fixture(autouse=True)
+def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine's disk is at the moment."""
+    monkeypatch.setattr("actors.engine.prefix.worth_loading", lambda *_: True)
+
+
 def end(store: Store) -> None:
     assert store.flush(20.0)
     store.close()

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import msgspec
@@ -25,11 +24,8 @@ def named(opening: StoreOpening, monkeypatch: pytest.MonkeyPatch, model: Model) 
     monkeypatch.setattr(PrefixStore, "set_model", lambda self, fingerprint, name: names.append(fingerprint))
     store = opening.open(model.block_layout, 1 << 20, model.cache_kinds)
     assert store is not None
-    until = time.monotonic() + 30
-    while opening.pending:
-        assert time.monotonic() < until
-        opening.poll()
-        time.sleep(0.005)
+    opening.wait(30.0)
+    assert not opening.pending
     store.close()
     (name,) = names
     return name
