@@ -38,6 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", help="system message to begin with")
     chat.add_argument("--temperature", type=float, help="sampling temperature (default: the model's)")
     chat.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
+
+    restart = commands.add_parser("restart-engine", help="replace the engine of a running server; no stream is lost")
+    restart.add_argument("--name", help="name of the running server (default: the only one)")
     return parser
 
 
@@ -48,6 +51,10 @@ def main(argv: list[str] | None = None) -> int:
         from server.cli_chat import chat
 
         return chat(args)
+    if args.command == "restart-engine":
+        from server.cli_restart import restart_engine
+
+        return restart_engine(args)
     from server.cli_serve import serve
 
     return serve(args)
