@@ -9,6 +9,8 @@ A check takes at most ten minutes. Its figures go to `bench/results/NAME.json`. 
 import argparse
 import os
 import re
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -31,13 +33,14 @@ from bench.checks import (
     loop,
     neighbours,
     project,
+    recovery,
     refusals,
     rooms,
     same,
 )
 from bench.checks.report import Report
 from bench.facts import machine_facts
-from bench.harness import ROOT, RunningServer, exit_on_sigterm, kill_all
+from bench.harness import ROOT, RunningServer, callboard, clean_environment, exit_on_sigterm, kill_all
 from bench.load.plan import Plan
 from bench.models import DEMO, demo_folder, tiny_model
 
@@ -95,9 +98,35 @@ def vanish_http(report: Report, server: RunningServer) -> None:
     crowds.vanish_unstreamed(report, server, 20)
 
 
-def kill(actor: str) -> Check:
-    """Kill one process of a server with two HTTP workers under 16 streams."""
-    return on_tiny(lambda report, server: deaths.kill(report, server, actor, 8), "--http-workers", "2")
+def engine_faults(how: signal.Signals) -> Check:
+    """200 streams, and three deaths or hangs of the engine."""
+
+    def check(report: Report, server: RunningServer) -> None:
+        recovery.engine_faults(report, server, tiny_model(), streams=200, tokens=150, times=3, how=how)
+
+    return on_tiny(check)
+
+
+def front_death(actor: str) -> Check:
+    """Kill the streamer or an HTTP worker of two under 16 streams."""
+    return on_tiny(lambda report, server: recovery.front_deaths(report, server, actor, 8), "--http-workers", "2")
+
+
+def restart_engine(report: Report, server: RunningServer) -> None:
+    """`callboard restart-engine` under 50 streams."""
+    command = [str(callboard()), "restart-engine", "--name", server.name]
+    environment = clean_environment() | {"CALLBOARD_HOME": str(server.home)}
+
+    def ask() -> None:
+        subprocess.run(command, env=environment, check=True, timeout=60)
+
+    recovery.replaced_on_demand(report, server, streams=50, tokens=150, ask=ask)
+
+
+def poison(report: Report) -> None:
+    """A poison request beside 50 streams."""
+    with RunningServer(tiny_model(), environment=recovery.poison_environment()) as server:
+        recovery.poison(report, server, tiny_model(), streams=50, tokens=300)
 
 
 CHECKS: dict[str, Check] = {
@@ -117,10 +146,17 @@ CHECKS: dict[str, Check] = {
             report, server, streams=16, tokens=200_000, rounds=12, seconds=4.0
         )
     ),
-    "kill-supervisor": kill("supervisor"),
-    "kill-engine": kill("engine"),
-    "kill-streamer": kill("streamer"),
-    "kill-http": kill("http0"),
+    "kill-supervisor": on_tiny(lambda report, server: deaths.kill_supervisor(report, server, 8), "--http-workers", "2"),
+    "kill-engine": engine_faults(signal.SIGKILL),
+    "stop-engine": engine_faults(signal.SIGSTOP),
+    "kill-tokenizers": on_tiny(
+        lambda report, server: recovery.tokenizer_deaths(report, server, streams=200, tokens=30, rounds=3),
+        *("--tokenizers", "2"),
+    ),
+    "kill-streamer": front_death("streamer"),
+    "kill-http": front_death("http0"),
+    "restart-engine": on_tiny(restart_engine),
+    "poison": poison,
     "two-servers": lambda report: neighbours.two_servers(report, tiny_model()),
     "step-overhead": lambda report: loop.step_overhead(report, [1, 32, 128, 256], [64], rounds=7),
     "joins": lambda report: loop.joins(report, tiny_model(), rows=64, tokens=32_000),
