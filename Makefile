@@ -18,11 +18,12 @@ STAMP := .venv/.setup-$(DEVICE)
 # Names of the checks in bench/verify.py: `make verify-NAME` runs one, `make verify` all but VERIFY_LONG.
 VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate connections-256 stress-256-http \
   stress-256-zmq vanish-http vanish-zmq tokenize-itl kill-supervisor kill-engine stop-engine \
-  kill-tokenizers kill-streamer kill-http restart-engine poison two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
-  sampled-256 single-stream scaling check rooms
+  kill-tokenizers kill-streamer kill-http restart-engine poison malformed \
+  vanish-1000 two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
+  sampled-256 single-stream scaling check rooms soak
 VERIFY_LONG := soak compare
 
-.PHONY: help setup blas serve chat test verify check format bench clean FORCE
+.PHONY: help setup blas serve chat test verify soak check format bench clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -71,6 +72,8 @@ verify: setup ## every measurement and failure check but the long ones; see VERI
 	@failed=; for name in $(filter-out $(VERIFY_LONG),$(VERIFY)); do \
 	  echo "== verify-$$name"; $(BIN)/python bench/verify.py $$name || failed="$$failed $$name"; done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
+
+soak: verify-soak ## 20 minutes of 128 streams with a fault every 10 s (SOAK_SECONDS=…)
 
 verify-%: setup FORCE
 	@$(BIN)/python bench/verify.py $*

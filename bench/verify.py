@@ -3,7 +3,8 @@
     python bench/verify.py NAME…      run these, one after the other
     python bench/verify.py --list     say what there is
 
-A check takes at most ten minutes. Its figures go to `bench/results/NAME.json`. Exit code 1 when one fails.
+A check takes at most ten minutes, the soak aside (SOAK_SECONDS, 1200). Its figures go to `bench/results/NAME.json`.
+Exit code 1 when one fails.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from bench.checks import (
     deaths,
     fairness,
     floods,
+    hostile,
     interference,
     limits,
     loop,
@@ -37,6 +39,7 @@ from bench.checks import (
     refusals,
     rooms,
     same,
+    soaks,
 )
 from bench.checks.report import Report
 from bench.facts import machine_facts
@@ -45,6 +48,7 @@ from bench.load.plan import Plan
 from bench.models import DEMO, demo_folder, tiny_model
 
 LIMIT = 600.0  # seconds a check may take
+SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "1200"))
 RESULTS = ROOT / "bench" / "results"
 
 Check = Callable[[Report], None]
@@ -123,6 +127,11 @@ def restart_engine(report: Report, server: RunningServer) -> None:
     recovery.replaced_on_demand(report, server, streams=50, tokens=150, ask=ask)
 
 
+def soak(report: Report, server: RunningServer) -> None:
+    """128 streams and a fault every 10 s."""
+    soaks.soak(report, server, tiny_model(), streams=128, tokens=60, every=10.0, seconds=SOAK_SECONDS)
+
+
 def poison(report: Report) -> None:
     """A poison request beside 50 streams."""
     with RunningServer(tiny_model(), environment=recovery.poison_environment()) as server:
@@ -157,6 +166,10 @@ CHECKS: dict[str, Check] = {
     "kill-http": front_death("http0"),
     "restart-engine": on_tiny(restart_engine),
     "poison": poison,
+    "malformed": on_tiny(
+        lambda report, server: hostile.malformed(report, server, tiny_model(), count=20_000, streams=50, tokens=200)
+    ),
+    "vanish-1000": on_tiny(lambda report, server: hostile.vanishing(report, server, 1000)),
     "two-servers": lambda report: neighbours.two_servers(report, tiny_model()),
     "step-overhead": lambda report: loop.step_overhead(report, [1, 32, 128, 256], [64], rounds=7),
     "joins": lambda report: loop.joins(report, tiny_model(), rows=64, tokens=32_000),
@@ -178,12 +191,14 @@ CHECKS: dict[str, Check] = {
     ),
     "check": project.make_check,
     "rooms": on_tiny(rooms.rooms, "--http-workers", "2", "--tokenizers", "2"),
+    "soak": on_tiny(soak, "--http-workers", "2", "--tokenizers", "2"),
 }
+LONGER = {"soak": SOAK_SECONDS + 600.0}  # checks that may take longer than LIMIT, in seconds
 
 
-def give_up(name: str) -> None:
+def give_up(name: str, limit: float) -> None:
     """End this process, and the servers it started, when a check doesn't come to an end."""
-    print(f"FAIL {name}: not done within {LIMIT:g} s", flush=True)
+    print(f"FAIL {name}: not done within {limit:g} s", flush=True)
     kill_all()
     os._exit(1)
 
@@ -199,7 +214,8 @@ def run_check(name: str) -> bool:
     """Run one check, print and write down what it found; whether it passed."""
     print(name, flush=True)
     report = Report(lambda line: print(line, flush=True))
-    watchdog = threading.Timer(LIMIT, give_up, [name])
+    limit = LONGER.get(name, LIMIT)
+    watchdog = threading.Timer(limit, give_up, [name, limit])
     watchdog.daemon = True
     watchdog.start()
     began = time.monotonic()

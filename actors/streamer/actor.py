@@ -99,6 +99,7 @@ class StreamerActor(Actor):
         self._jobs: dict[int, Job] = {}
         self._http_workers: set[str] = set()
         self._malformed = 0
+        self._malformed_logged = 0
         self._next_tick = time.monotonic() + TICK
         endpoint = self.me.endpoint()
         self._socket = bind_router(self.context, endpoint)
@@ -494,6 +495,9 @@ class StreamerActor(Actor):
         self._flush()
 
     def _look_at_the_clock(self, now: float) -> None:
+        if self._malformed != self._malformed_logged:
+            self._malformed_logged = self._malformed
+            log.warning("malformed messages", so_far=self._malformed)
         for client in self._clients.silent(now):
             log.warning("client silent", client=client.name, streams=len(client.streams))
             self._end_client(client, errors.CANCELLED, "the client was silent for 3 s")

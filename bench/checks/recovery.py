@@ -82,16 +82,17 @@ def engine_faults(
     tokens: int,
     times: int,
     how: int = signal.SIGKILL,
+    pause: float = 1.5,
 ) -> None:
     """The engine is killed or stopped `times` times under `streams` streams, half of them over HTTP: all complete
-    with the tokens of an undisturbed run, and go on in time."""
+    with the tokens of an undisturbed run, and go on in time. A fault comes up to `pause` seconds after a step."""
     requests = [Asked(index, tokens) for index in range(streams)]
     cold = cold_start(server)
     reference = uvloop.run(undisturbed(server.endpoint, requests))
     report.expect(
         all(not s.error for s in reference), "undisturbed, all complete", [s.error for s in reference if s.error]
     )
-    got, blows = uvloop.run(_engine_faults(server, requests, times, how))
+    got, blows = uvloop.run(_engine_faults(server, requests, times, how, pause))
     report.measured("streams", streams)
     report.measured("cold_start_to_ready_s", round(cold, 2))
     errors = [stream.error for stream in got if stream.error]
@@ -135,7 +136,7 @@ async def _prefill_time(server: RunningServer, blow: Blow) -> float:
 
 
 async def _engine_faults(
-    server: RunningServer, requests: Sequence[Asked], times: int, how: int
+    server: RunningServer, requests: Sequence[Asked], times: int, how: int, pause: float
 ) -> tuple[list[Stream], list[Blow]]:
     draw = random.Random(times)
     streams = [Stream(asked) for asked in requests]
@@ -149,7 +150,7 @@ async def _engine_faults(
             since = 0.0
             for _ in range(times):
                 await reached(partial(_stepped, streams, since), 90, "the engine has completed a step")
-                await asyncio.sleep(draw.uniform(0.0, 1.5))
+                await asyncio.sleep(draw.uniform(0.0, pause))
                 pid = (await asyncio.to_thread(server.pids))["engine"]
                 blow = Blow(streams)
                 os.kill(pid, how)
@@ -287,7 +288,9 @@ def poison(report: Report, server: RunningServer, model: Path, *, streams: int, 
     """A request that crashes the engine fails alone after its second crash; those beside it complete."""
     requests = [Asked(index, tokens) for index in range(streams)]
     reference = uvloop.run(undisturbed(server.endpoint, requests))
-    got, error, deaths = uvloop.run(_poison(server, requests))
+    earlier = _engine_deaths(server)
+    got, error = uvloop.run(_poison(server, requests))
+    deaths = _engine_deaths(server) - earlier
     report.measured("engine_deaths", deaths)
     report.measured("poison_ended_with", error)
     report.expect("crashed_engine" in error, "the poison request fails, and says why", error)
@@ -298,7 +301,11 @@ def poison(report: Report, server: RunningServer, model: Path, *, streams: int, 
         compare(report, child, "the others", reference, got)
 
 
-async def _poison(server: RunningServer, requests: Sequence[Asked]) -> tuple[list[Stream], str, int]:
+def _engine_deaths(server: RunningServer) -> int:
+    return sum(line["event"] == "actor died" and line["actor"] == "engine" for line in events(server))
+
+
+async def _poison(server: RunningServer, requests: Sequence[Asked]) -> tuple[list[Stream], str]:
     streams = [Stream(asked) for asked in requests]
     async with AsyncClient(endpoint=server.endpoint) as client:
         tasks = [asyncio.create_task(stream.over_zmq(client)) for stream in streams]
@@ -310,8 +317,7 @@ async def _poison(server: RunningServer, requests: Sequence[Asked]) -> tuple[lis
             except RequestFailed as failure:
                 error = f"{failure.code}: {failure.message}"
             await asyncio.wait_for(asyncio.gather(*tasks), 120)
-    deaths = sum(line["event"] == "actor died" and line["actor"] == "engine" for line in events(server))
-    return streams, error, deaths
+    return streams, error
 
 
 def replaced_on_demand(

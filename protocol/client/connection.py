@@ -5,6 +5,7 @@ notices a server that is gone. So a program that is busy, or reads slowly, is ne
 connects to the server's successor: what is queued meanwhile waits for it. `Client` and `AsyncClient` are built on it.
 """
 
+import math
 import os
 import socket as stdlib_socket
 import threading
@@ -194,8 +195,8 @@ class Connection:
         next_ping = heard + PING_INTERVAL
         seq = 0
         while self._cut is None:
-            now = time.monotonic()
-            if poller.poll(max(0, int((next_ping - now) * 1000))):
+            due = next_ping if self._incarnation is None else min(next_ping, heard + SILENCE_LIMIT)
+            if poller.poll(max(0, math.ceil((due - time.monotonic()) * 1000))):
                 self._drain_wakeups()
             if self._receive(dealer):
                 heard = time.monotonic()
@@ -207,14 +208,12 @@ class Connection:
             if patience and self._incarnation is None and now - began > patience:
                 self._lose(ServerLost(SERVER_LOST, "the server did not answer"))
                 return
+            if now - due > PING_INTERVAL:
+                heard = now  # a late turn means this process slept, not the server: ask before judging
+            if self._incarnation is not None and now - heard >= SILENCE_LIMIT:
+                self._lose(ServerLost(SERVER_LOST, f"the server was silent for {SILENCE_LIMIT:g} s"))
+                return
             if now >= next_ping:
-                # A late turn means this process slept, not the server: ask before judging.
-                slept = now - next_ping > PING_INTERVAL
-                if self._incarnation is not None and now - heard > SILENCE_LIMIT and not slept:
-                    self._lose(ServerLost(SERVER_LOST, f"the server was silent for {SILENCE_LIMIT:g} s"))
-                    return
-                if slept:
-                    heard = now
                 seq += 1
                 dealer.send(encode(Ping(seq)), zmq.NOBLOCK)
                 next_ping = now + PING_INTERVAL

@@ -1,0 +1,62 @@
+"""A real system under load and faults: short forms of the checks in `bench/checks/{recovery,hostile,soaks}.py`."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.checks import hostile, recovery, soaks
+from bench.checks.report import Report
+from bench.harness import RunningServer
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path) -> Iterator[RunningServer]:
+    """A server whose engine crashes at one prompt, and counts as hanging after 2 s."""
+    arguments = ("--http-workers", "2", "--tokenizers", "2", "--hang-timeout", "2")
+    with RunningServer(tiny_model, *arguments, environment=recovery.poison_environment()) as running:
+        yield running
+
+
+@pytest.fixture
+def report(server: RunningServer) -> Iterator[Report]:
+    """A report of a check, all of whose claims have to hold."""
+    server.wait_ready(30)
+    report = Report(print)
+    yield report
+    if report.failures:
+        print(server.log()[-4000:])
+    assert report.failures == []
+
+
+def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on(
+    server: RunningServer, tiny_model: Path, report: Report
+):
+    recovery.engine_faults(report, server, tiny_model, streams=12, tokens=500, times=1, how=signal.SIGSTOP, pause=0.2)
+
+
+def test_poison_fails_alone(server: RunningServer, tiny_model: Path, report: Report):
+    recovery.poison(report, server, tiny_model, streams=6, tokens=250)
+
+
+def test_malformed_requests_disturb_nobody(server: RunningServer, tiny_model: Path, report: Report):
+    hostile.malformed(report, server, tiny_model, count=400, streams=6, tokens=60)
+
+
+def test_clients_that_vanish_leave_nothing(server: RunningServer, report: Report):
+    hostile.vanishing(report, server, 60)
+
+
+def test_nothing_is_lost_or_left_after_faults_of_every_kind(server: RunningServer, tiny_model: Path, report: Report):
+    soaks.soak(report, server, tiny_model, streams=12, tokens=40, every=1.5, distinct=24)
+
+
+def test_the_engine_is_replaced_on_demand(server: RunningServer, report: Report):
+    def ask() -> None:
+        os.kill(server.pids()["supervisor"], signal.SIGUSR1)
+
+    recovery.replaced_on_demand(report, server, streams=6, tokens=200, ask=ask)
