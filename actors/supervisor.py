@@ -21,7 +21,7 @@ from actors.blas import blas_environment
 from actors.child import Child, describe_exit
 from actors.config import CastConfig, write_config
 from actors.rundir import RunDirectory
-from actors.supervision import PROBE_INTERVAL, Action, GiveUp, Kill, Slot, Start, Supervision
+from actors.supervision import LONGEST_DELAY, PROBE_INTERVAL, Action, GiveUp, Kill, Slot, Start, Supervision
 from protocol import errors
 from protocol.codec import CodecError, encode, report_codec
 from protocol.endpoints import ServerRecord, ipc_endpoint
@@ -208,7 +208,11 @@ class Supervisor:
         for action in actions:
             match action:
                 case Start(slot):
-                    self._spawn(slot)
+                    try:
+                        self._spawn(slot)
+                    except OSError as error:  # no process or memory to be had just now
+                        log.error("actor not started", actor=slot.name, error=str(error))
+                        slot.restart_at = self._clock() + LONGEST_DELAY
                     self._broadcast()
                 case Kill(slot, why):
                     log.error("actor killed", actor=slot.name, child=slot.pid, epoch=slot.epoch, why=why)
