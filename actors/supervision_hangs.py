@@ -53,7 +53,10 @@ class StepWatch:
         if self._timeout is not None:
             return self._timeout
         least = LEAST if self._stats.step else FIRST_STEP
-        return max(least, TIMES * self._slowest.get(phase_of(self._stats), 0.0))
+        phase = phase_of(self._stats)
+        # An idle engine that doesn't answer has begun something since, and we don't know what.
+        slowest = max(self._slowest.values(), default=0.0) if phase == IDLE else self._slowest.get(phase, 0.0)
+        return max(least, TIMES * slowest)
 
     def hangs(self, asked: float, now: float) -> str | None:
         """In what way it hangs; None while it doesn't. `asked` is when the oldest open probe was sent, 0 for none."""

@@ -385,7 +385,7 @@ class Supervisor:
     def _stop(self, slots: list[Slot], order: Stop, seconds: float) -> None:
         for slot in slots:
             self._order(slot, order)
-            if slot.state == "starting" or slot.killed:
+            if self._runs(slot) and (slot.state == "starting" or slot.killed):
                 self._children[slot.name].kill()
         began = self._clock()
 

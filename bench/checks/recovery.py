@@ -21,7 +21,6 @@ from bench.checks.report import Report
 from bench.faults.inject import faults_at
 from bench.faults.streams import Asked, Stream, compare, running, undisturbed
 from bench.harness import RunningServer
-from bench.mlx_child import MlxChild
 from protocol import AsyncClient, Client
 from protocol.errors import CallboardError, RequestFailed
 
@@ -99,9 +98,8 @@ def engine_faults(
     report.expect(not errors, f"{streams} of {streams} complete", errors[:5])
     report.expect(all(stream.ends == 1 for stream in got), "every stream ended exactly once")
     report.expect(all(stream.tokens == tokens for stream in got), "every stream has all its tokens")
-    with MlxChild("bench.ties", str(model)) as child:
-        for via, part in (("over ZeroMQ", got[::2]), ("over HTTP", got[1::2])):
-            compare(report, child, via, reference, part)
+    for via, part in (("over ZeroMQ", got[::2]), ("over HTTP", got[1::2])):
+        compare(report, model, via, reference, part)
     for number, blow in enumerate(blows, 1):
         _judge_blow(report, server, number, blow, cold)
 
@@ -297,8 +295,7 @@ def poison(report: Report, server: RunningServer, model: Path, *, streams: int, 
     report.expect(deaths == 2, "after its second crash", deaths)
     errors = [stream.error for stream in got if stream.error]
     report.expect(not errors, f"the {streams} streams beside it complete", errors[:5])
-    with MlxChild("bench.ties", str(model)) as child:
-        compare(report, child, "the others", reference, got)
+    compare(report, model, "the others", reference, got)
 
 
 def _engine_deaths(server: RunningServer) -> int:

@@ -11,7 +11,6 @@ from bench.checks.report import Report
 from bench.faults.soak import FAULTS, SHORT, Soak
 from bench.faults.streams import Asked, compare, undisturbed
 from bench.harness import RunningServer
-from bench.mlx_child import MlxChild
 
 FLAT = 1.05  # largest growth of a process that lived through it
 ROUND = 6  # faults of a round of the long run
@@ -49,8 +48,7 @@ def soak(
     report.expect(
         not run.wrong, "every stream ended once and none was lost to another fault; nothing leaked", run.wrong[:8]
     )
-    with MlxChild("bench.ties", str(model)) as child:
-        compare(report, child, "all", reference, run.different, of=run.finished)
+    compare(report, model, "all", reference, run.different, of=run.finished)
     if seconds is not None:
         _judge_memory(report, run, began)
 

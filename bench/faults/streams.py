@@ -9,6 +9,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -170,7 +171,7 @@ def first_difference(reference: Stream, got: Stream) -> int | None:
 
 def compare(
     report: Report,
-    child: MlxChild,
+    model: Path,
     what: str,
     reference: Sequence[Stream],
     got: Sequence[Stream],
@@ -178,23 +179,23 @@ def compare(
 ) -> None:
     """Each stream that finished has the tokens of the reference, or its first difference is a tie.
 
-    Streams from texts have no ids here to look a tie up by: a difference of theirs counts as one. `of` is how many
-    streams there were when `got` are only some of them.
+    The model is asked whether it is. Streams from texts have no ids here to ask by: a difference of theirs counts as
+    a tie. `of` is how many streams there were when `got` are only some of them.
     """
     wanted = {stream.asked.index: stream for stream in reference}
+    finished = [stream for stream in got if not stream.error]
+    places = [(stream.asked, first_difference(wanted[stream.asked.index], stream)) for stream in finished]
+    different = [(asked, place) for asked, place in places if place is not None]
     ties: list[str] = []
     other: list[str] = []
-    finished = [stream for stream in got if not stream.error]
-    for stream in finished:
-        model = wanted[stream.asked.index]
-        place = first_difference(model, stream)
-        if place is None:
-            continue
-        asked = stream.asked
-        gap = 1.0 if asked.text is None else 0.0
-        if place < len(model.ids) and asked.text is None:
-            gap = child.ask([asked.ids + model.ids[:place], len(asked.ids), asked.options])
-        (ties if gap < MARGIN else other).append(f"request {asked.index}, token {place}, gap {gap:.2e}")
+    with contextlib.ExitStack() as stack:
+        child = stack.enter_context(MlxChild("bench.ties", str(model))) if different else None
+        for asked, place in different:
+            ids = wanted[asked.index].ids
+            gap = 1.0 if asked.text is None else 0.0
+            if child is not None and place < len(ids) and asked.text is None:
+                gap = child.ask([asked.ids + ids[:place], len(asked.ids), asked.options])
+            (ties if gap < MARGIN else other).append(f"request {asked.index}, token {place}, gap {gap:.2e}")
     report.measured(f"{what}: streams that differ by a tie", ties)
     report.expect(not other, f"{what}: the same tokens as undisturbed", other)
     allowed = max(1, int(TIES * (of or len(finished))))

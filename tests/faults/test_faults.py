@@ -36,15 +36,15 @@ def report(server: RunningServer) -> Iterator[Report]:
 def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on(
     server: RunningServer, tiny_model: Path, report: Report
 ):
-    recovery.engine_faults(report, server, tiny_model, streams=12, tokens=500, times=1, how=signal.SIGSTOP, pause=0.2)
+    recovery.engine_faults(report, server, tiny_model, streams=12, tokens=300, times=1, how=signal.SIGSTOP, pause=0.2)
 
 
 def test_poison_fails_alone(server: RunningServer, tiny_model: Path, report: Report):
-    recovery.poison(report, server, tiny_model, streams=6, tokens=250)
+    recovery.poison(report, server, tiny_model, streams=6, tokens=150)
 
 
 def test_malformed_requests_disturb_nobody(server: RunningServer, tiny_model: Path, report: Report):
-    hostile.malformed(report, server, tiny_model, count=400, streams=6, tokens=60)
+    hostile.malformed(report, server, tiny_model, count=400, streams=6, tokens=30)
 
 
 def test_clients_that_vanish_leave_nothing(server: RunningServer, report: Report):
@@ -52,11 +52,11 @@ def test_clients_that_vanish_leave_nothing(server: RunningServer, report: Report
 
 
 def test_nothing_is_lost_or_left_after_faults_of_every_kind(server: RunningServer, tiny_model: Path, report: Report):
-    soaks.soak(report, server, tiny_model, streams=12, tokens=40, every=1.5, distinct=24)
+    soaks.soak(report, server, tiny_model, streams=12, tokens=40, every=1.2, distinct=24)
 
 
 def test_the_engine_is_replaced_on_demand(server: RunningServer, report: Report):
     def ask() -> None:
         os.kill(server.pids()["supervisor"], signal.SIGUSR1)
 
-    recovery.replaced_on_demand(report, server, streams=6, tokens=200, ask=ask)
+    recovery.replaced_on_demand(report, server, streams=6, tokens=60, ask=ask)

@@ -16,7 +16,7 @@ def guarded(start_worker: Callable[..., HttpWorker]) -> HttpWorker:
     "headers",
     [
         {},
-        {"authorization": "Bearer "},
+        {"authorization": "Bearer"},
         {"authorization": "Bearer wrong"},
         {"authorization": "Basic first-key"},
         {"authorization": "first-key"},

@@ -1,5 +1,6 @@
 """The streamer as its clients and the engine see it, over real sockets."""
 
+import socket
 import threading
 import time
 
@@ -7,9 +8,11 @@ import pytest
 import zmq
 
 from actors.streamer.stream import WINDOW
+from protocol import Client
 from protocol.codec import encode, server_codec
-from protocol.errors import RequestFailed, RequestRejected
+from protocol.errors import RequestFailed, RequestRejected, ServerLost
 from protocol.ids import unpack_ids
+from protocol.limits import MAX_DEPTH, MAX_MESSAGES
 from protocol.messages import CallFailed, Credit, Deltas, Generate, Hello, Refused, SamplingParams, Stop, Welcome
 from protocol.sockets import connect_dealer
 
@@ -448,6 +451,29 @@ def test_tokenize_detokenize_and_models(rig):
     assert [card.name for card in client.models()] == ["tiny"]
 
 
+def test_loopback_tcp_is_served_too_when_asked_for(make_rig):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    rig = make_rig(zmq_tcp=address)
+    rig.announce()
+    with Client(endpoint=f"tcp://{address}") as client:
+        assert client.tokenize("hello") == ids_of(rig, "hello")
+
+
+def test_number_and_depth_of_messages_are_bounded(rig):
+    client = rig.client()
+    with pytest.raises(RequestRejected, match="not 4097"):
+        client.generate(messages=[{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1)).text()
+    deep = [0]
+    for _ in range(MAX_DEPTH):
+        deep = [deep]
+    for options in ({"messages": [{"role": "user", "content": deep}]}, {"prompt": "x", "template_kwargs": {"a": deep}}):
+        with pytest.raises(RequestRejected, match="nested more than 64"):
+            client.generate(**options).text()
+    with pytest.raises(RequestRejected, match="nested more than 64"):
+        client.tokenize(messages=[{"role": "user", "content": deep}])
+
+
 def test_another_version_is_refused_naming_both(rig):
     raw = RawClient(rig)
     raw.send(Hello(99))
@@ -506,8 +532,6 @@ def test_a_server_that_vanishes_ends_streams_as_lost(make_rig):
     silent = context.socket(zmq.ROUTER)
     endpoint = f"ipc://{rig.run_dir}/silent"
     silent.bind(endpoint)
-    from protocol import Client
-    from protocol.errors import ServerLost
 
     def welcome():
         identity, _ = silent.recv_multipart()
