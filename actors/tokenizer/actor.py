@@ -65,9 +65,10 @@ class TokenizerActor(Actor):
     def _serve(self) -> None:
         # One job per turn: the control channel is looked at in between.
         try:
-            peer, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return
+        peer, frame = frames[0], frames[-1]
         try:
             job = job_codec.decode(frame)
         except CodecError as error:

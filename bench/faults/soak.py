@@ -203,13 +203,18 @@ class Soak:
         await asyncio.to_thread(self._send_frames)
 
     def _send_frames(self) -> None:
+        """To every socket in the run directory, the inner ones too."""
         record = (self._server.home / "run" / f"{self._server.name}.json").read_bytes()
-        endpoint = msgspec.json.decode(record, type=ServerRecord).endpoint
+        run_dir = Path(msgspec.json.decode(record, type=ServerRecord).run_dir)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        socket = connect_dealer(context, endpoint)
-        socket.send(encode(Hello(PROTOCOL_VERSION, "garbage")))
-        for frames in zmq_frames(50, seed=self._next):
-            socket.send_multipart(frames)
+        for path in run_dir.iterdir():
+            if not path.is_socket():
+                continue
+            socket = connect_dealer(context, f"ipc://{path}")
+            if path.name.startswith("streamer"):
+                socket.send(encode(Hello(PROTOCOL_VERSION, "garbage")))
+            for frames in zmq_frames(50, seed=self._next):
+                socket.send_multipart(frames)
         context.destroy(linger=200)
 
     # Leaks.

@@ -355,6 +355,11 @@ def test_whatever_happens_there_is_one_process_per_slot_and_always_a_way_on(even
         act(rig.after(seconds if what == "wait" else 0.0))
         if given_up:
             return
-    for _ in range(4):
+    for _ in range(8):  # from now on all behave
+        for slot in table.slots:
+            if slot.name in alive:
+                rig.ready(slot)
+                stats = EngineStats(step=99) if slot.role == "engine" else None
+                table.alive(Alive(slot.role, slot.index, slot.epoch, 1, stats=stats), rig.now)
         act(rig.after(LONGEST_DELAY + LAST_WORDS))
     assert given_up or len(alive) == len(table.slots)
