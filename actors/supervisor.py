@@ -22,6 +22,7 @@ from actors.child import Child, describe_exit
 from actors.config import CastConfig, write_config
 from actors.rundir import RunDirectory
 from actors.supervision import LONGEST_DELAY, PROBE_INTERVAL, Action, GiveUp, Kill, Slot, Start, Supervision
+from actors.trail import trail_path
 from protocol import errors
 from protocol.codec import CodecError, encode, report_codec
 from protocol.endpoints import ServerRecord, ipc_endpoint
@@ -162,6 +163,8 @@ class Supervisor:
         else:
             command += ["actors", slot.role]
             fds = ()
+        if slot.role == "engine":  # the streamer has read the trail of the last one, if it is there
+            trail_path(self._run_dir.path, slot.epoch).unlink(missing_ok=True)
         command += ["--run", str(self._run_dir.path), "--index", str(slot.index), "--epoch", str(self._epochs)]
         child = Child(command, self._environment(slot.role), fds, actor=slot.name, epoch=self._epochs)
         self._children[slot.name] = child

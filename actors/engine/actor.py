@@ -19,6 +19,7 @@ from actors.engine.engine import Engine, Outcome
 from actors.engine.model import ModelError, load
 from actors.engine.scheduler import BLOCK, Limits, Plan
 from actors.engine.solo_row import batches_rightly
+from actors.trail import Trail
 from protocol.codec import CodecError, command_codec, encode
 from protocol.errors import INTERNAL_ERROR
 from protocol.ids import pack_ids
@@ -81,7 +82,8 @@ class EngineActor(Actor):
             log.info("prompts are prefilled one row at a time", caches=model.cache_kinds)
         log.info("memory", cache_mb=budget >> 20, row_kb_per_token=round(model.row_memory.per_token / 1024, 2))
         stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
-        self._engine = Engine(model, limits, stall_target=stall_target, on_plan=log_plan if config.log_steps else None)
+        self._trail = Trail(self.me.run_dir, self.me.epoch)
+        self._engine = Engine(model, limits, stall_target=stall_target, on_plan=self._on_plan)
         self._streamer = 0
         self._peer = b""
         self._lost: set[int] = set()
@@ -96,6 +98,11 @@ class EngineActor(Actor):
         self.add_socket(self._socket, self._receive)
         template = model.files.chat_template is not None
         return endpoint, ModelCard(config.model_name, model.context, model.vocab_size, has_chat_template=template)
+
+    def _on_plan(self, plan: Plan) -> None:
+        self._trail.turn([*(chunk.rid for chunk in plan.chunks), *plan.join])
+        if self.config.log_steps:
+            log_plan(plan)
 
     def close(self) -> None:
         self.remove_socket(self._socket)
@@ -159,7 +166,8 @@ class EngineActor(Actor):
             case Submit() | Abort() if command.streamer != self._streamer:
                 self.faults += 1
                 log.error("a command of a streamer that never attached", streamer=command.streamer)
-            case Submit():
+            case Submit(rid=rid):
+                self._trail.took(rid)
                 self._engine.submit(command)
             case Abort(rids=rids):
                 self._engine.abort(rids)

@@ -24,6 +24,7 @@ from actors.streamer.logprobs import by_row
 from actors.streamer.recovery import POISON, Recovery
 from actors.streamer.stream import MAX_UNREAD, WINDOW, Phase, Stream
 from actors.streamer.tokenizer_pool import Job, TokenizerPool
+from actors.trail import read_trail
 from protocol import errors
 from protocol.codec import CodecError, client_codec
 from protocol.ids import unpack_ids
@@ -154,8 +155,15 @@ class StreamerActor(Actor):
         loss = self._engine.lost(state.actors)
         if loss is not None:
             self._aborts.clear()
-            poison = self._recovery.engine_down(planned=loss is Loss.PLANNED)
-            log.warning("engine lost", how=loss.value, epoch=self._engine.epoch, streams=len(self._streams))
+            trail = read_trail(self.me.run_dir, self._engine.epoch)
+            poison = self._recovery.engine_down(planned=loss is Loss.PLANNED, trail=trail)
+            log.warning(
+                "engine lost",
+                how=loss.value,
+                epoch=self._engine.epoch,
+                streams=len(self._streams),
+                suspects=self._recovery.suspects,
+            )
             for rid in poison:
                 stream = self._streams[rid]
                 log.error(

@@ -4,12 +4,13 @@ Pure: no socket, no clock. Owned by the streamer's one thread, which tells it wh
 
 While nothing has gone wrong every stream is due at once. After the death of an engine, streams that were decoding go
 back at once; suspects follow one at a time, each when the one before has completed a decode step, and new streams when
-no suspect is left. Suspects are the streams that the dead engine may have been prefilling for the first time; a
-stream that was being resumed is one only if that engine completed no step at all. A death is charged to the suspect
+no suspect is left. Suspects are the streams that the dead engine was prefilling for the first time, or was about to; a
+stream that was being resumed is one only if that engine completed no step at all. Its trail (`actors.trail`) tells
+which it was at; without one all are suspects that it may have admitted. A death is charged to the suspect
 on trial, or to the only suspect there was; a stream charged twice is poison, and is failed alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 POISON = 2  # deaths charged to a stream until it is given up
 
@@ -52,6 +53,11 @@ class Recovery:
     def suspicious(self) -> bool:
         """Whether a death now could be put down to a stream."""
         return any(self._entries[rid].fresh for rid in self._silent)
+
+    @property
+    def suspects(self) -> int:
+        """How many streams wait to be tried one at a time."""
+        return len(self._suspects)
 
     # Events.
 
@@ -120,11 +126,14 @@ class Recovery:
     def _may_go_back(entry: _Entry) -> bool:
         return entry.tried and not entry.suspect
 
-    def engine_down(self, planned: bool = False) -> list[int]:
-        """The engine is gone; `planned`: it was asked to go. Returns the poison, which is forgotten here."""
+    def engine_down(self, planned: bool = False, trail: Set[int] | None = None) -> list[int]:
+        """The engine is gone; `planned`: it was asked to go. `trail` are the rows it was at, None when not known.
+
+        Returns the poison, which is forgotten here.
+        """
         poison: list[int] = []
         if not planned and self._up:
-            poison = self._blame()
+            poison = self._blame(trail)
         self._up = self._stepped = False
         self._trial = None
         again = [rid for rid, entry in self._entries.items() if entry.sent]
@@ -140,7 +149,7 @@ class Recovery:
         self._suspects = dict.fromkeys(suspects)
         return poison
 
-    def _blame(self) -> list[int]:
+    def _blame(self, trail: Set[int] | None) -> list[int]:
         """Mark suspects, and charge the one that can be charged. Returns the poison."""
         if self._trial is not None:
             return self._charge(self._trial)
@@ -149,8 +158,13 @@ class Recovery:
         for rid in self._silent:
             entry = self._entries[rid]
             if not entry.fresh:
-                if not self._stepped:
+                if not self._stepped and (trail is None or rid in trail):
                     suspects.append(rid)
+            elif trail is not None:
+                if rid in trail:
+                    suspects.append(rid)
+                else:
+                    entry.tried = False  # it waited for its turn: as good as new
             elif entry.admitted:
                 suspects.append(rid)
             else:

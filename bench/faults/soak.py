@@ -24,6 +24,7 @@ from bench.checks.crowds import reached
 from bench.faults.garbage import http_requests, zmq_frames
 from bench.faults.streams import Asked, Stream, first_difference, running
 from bench.harness import RunningServer
+from bench.load.over_http import build_request
 from protocol import AsyncClient
 from protocol.codec import encode
 from protocol.endpoints import ServerRecord
@@ -61,6 +62,7 @@ FAULTS = (
     Fault("kill", "streamer", signal.SIGKILL),
     Fault("stop", "streamer", signal.SIGSTOP),
     Fault("vanish"),
+    Fault("stall"),
     Fault("garbage"),
 )
 SHORT = (
@@ -68,6 +70,7 @@ SHORT = (
     Fault("kill", "tokenizer0", signal.SIGKILL),
     Fault("replace", "supervisor", signal.SIGUSR1),
     Fault("garbage"),
+    Fault("stall"),
     Fault("vanish"),
     Fault("kill", "http0", signal.SIGKILL),
     Fault("kill", "streamer", signal.SIGKILL),
@@ -102,6 +105,7 @@ class Soak:
         self._draw = random.Random(streams)
         self._excuses: list[tuple[float, float]] = []
         self._next = 0
+        self._stalled: list[asyncio.StreamWriter] = []
         self.memory = Memory(server)
         self.faults: Counter[str] = Counter()
         self.finished = 0
@@ -131,6 +135,9 @@ class Soak:
                 done, late = await asyncio.wait(tasks, timeout=120)
                 for task in done:
                     task.result()
+                for writer in self._stalled:
+                    writer.transport.abort()
+                self._stalled.clear()
                 if late:
                     self.wrong.append(f"{len(late)} streams have not ended after 120 s")
         await self._look_for_leaks()
@@ -179,6 +186,8 @@ class Soak:
                 _limit_memory(pids[fault.actor])
             elif fault.name == "vanish":
                 await asyncio.gather(*(self._vanish() for _ in range(20)))
+            elif fault.name == "stall":
+                await asyncio.gather(*(self._stall() for _ in range(4)))
             else:
                 await self._send_garbage()
 
@@ -192,6 +201,13 @@ class Soak:
         stream = Stream(Asked(self._draw.randrange(1000), 2000))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stream.over_http(self._server.url), self._draw.random())
+
+    async def _stall(self) -> None:
+        """A client that reads no more than its buffer takes, until the round is over."""
+        body = b'{"prompt": [1000, 1001], "max_tokens": 30000, "ignore_eos": true, "stream": true, "logprobs": 5}'
+        _, writer = await asyncio.open_connection("127.0.0.1", self._server.port, limit=1024)
+        writer.write(build_request(self._server.url, "/v1/completions", body))
+        self._stalled.append(writer)
 
     async def _send_garbage(self) -> None:
         for request in http_requests(self._server.url, 50, seed=self._next):
@@ -230,6 +246,7 @@ class Soak:
         run_dir = Path(server.record.run_dir)
         actors = server.health()["actors"]
         expected = SHARED | {f"{a['name']}-{a['epoch']}" for a in actors if not a["name"].startswith("http")}
+        expected |= {f"engine-{a['epoch']}.trail" for a in actors if a["name"] == "engine"}
         await self._settled(lambda: {path.name for path in run_dir.iterdir()} <= expected, "files in the run directory")
         wanted = {actor["pid"] for actor in actors} | {server.record.pid}
         await self._settled(lambda: {process.pid for process in server.leftover()} <= wanted, "processes")

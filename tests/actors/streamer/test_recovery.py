@@ -126,6 +126,30 @@ def test_streams_that_had_no_seat_are_no_suspects_and_wait_for_those():
     assert step(recovery, 3) == [4, 5]
 
 
+def test_the_trail_of_the_engine_tells_the_suspects_from_those_that_waited():
+    recovery = started(1, 2, 3, 4)
+    recovery.admitted([1, 2, 3, 4])
+    step(recovery, 1)
+    recovery.engine_down(trail={1, 3})
+    recovery.engine_up()
+    assert recovery.due() == [1]
+    assert step(recovery, 1) == [3]
+    assert step(recovery, 3) == [2, 4]
+
+
+def test_a_resumed_stream_off_the_trail_is_no_suspect():
+    recovery = started(1, 2)
+    step(recovery, 1, 2)
+    recovery.engine_down()
+    recovery.engine_up()
+    assert recovery.due() == [1, 2]
+    assert recovery.engine_down(trail={2}) == []
+    recovery.engine_up()
+    assert recovery.due() == [1]
+    assert step(recovery, 1) == [2]
+    assert recovery.engine_down(trail={2}) == [2]
+
+
 def test_the_engine_admits_by_priority():
     recovery = Recovery(1)
     recovery.engine_up()
@@ -161,9 +185,9 @@ EVENTS = st.lists(
 )
 
 
-@given(EVENTS, st.sets(st.integers(0, 9), max_size=2))
+@given(EVENTS, st.sets(st.integers(0, 9), max_size=2), st.booleans())
 @settings(max_examples=200)
-def test_no_stream_is_lost_or_given_twice_and_poison_alone_is_given_up(events, bad):
+def test_no_stream_is_lost_or_given_twice_and_poison_alone_is_given_up(events, bad, with_trail):
     """Streams whose number ends in one of `bad` kill the engine when they are admitted; others never do. In the end
     every good one decodes, however often the engine died."""
     recovery = Recovery(4)
@@ -184,8 +208,9 @@ def test_no_stream_is_lost_or_given_twice_and_poison_alone_is_given_up(events, b
         nonlocal engine
         if engine is None:
             return
+        trail = {rid for rid in engine if rid % 10 in bad} | set(sorted(engine)[:2]) if with_trail else None
         engine = None
-        for rid in recovery.engine_down(planned):
+        for rid in recovery.engine_down(planned, trail):
             assert rid % 10 in bad or deaths_from_outside
             alive.discard(rid)
 
