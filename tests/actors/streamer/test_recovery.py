@@ -39,6 +39,7 @@ def test_decoding_streams_go_back_at_once_and_suspects_one_at_a_time():
     assert recovery.due() == []
     recovery.engine_up()
     assert recovery.due() == [1, 2]
+    assert recovery.due() == []  # until the engine has shown that it can step
     assert step(recovery, 1) == [3]
     assert step(recovery, 1, 2) == []
     assert step(recovery, 3) == [4]
@@ -96,6 +97,18 @@ def test_a_suspect_that_decodes_is_cleared():
         recovery.engine_up()
         assert recovery.due() == [1]
         step(recovery, 1)
+
+
+def test_a_charge_is_forgotten_when_the_stream_decodes():
+    recovery = started(1)
+    for _ in range(4):
+        assert recovery.engine_down() == []  # without a step: the only one there is charged
+        recovery.engine_up()
+        assert recovery.due() == [1]
+        step(recovery, 1)
+        recovery.engine_down()
+        recovery.engine_up()
+        assert recovery.due() == [1]
 
 
 def test_resumed_streams_are_suspects_only_after_a_death_without_a_step():
