@@ -76,6 +76,47 @@ def test_a_death_on_trial_is_charged_to_the_suspect_alone_and_the_second_gives_i
     assert recovery.due() == [1, 3]
 
 
+def test_the_next_suspect_follows_when_the_one_before_is_admitted():
+    recovery = started(1, 2, 3, 4)
+    step(recovery, 1)
+    recovery.engine_down()
+    recovery.engine_up()
+    assert recovery.due() == [1]
+    assert step(recovery, 1) == [2]
+    recovery.admitted([2])
+    assert recovery.due() == [3]
+    recovery.admitted([3])
+    assert recovery.due() == []
+    assert step(recovery, 2) == [4]
+
+
+def test_two_on_trial_are_not_charged_and_are_tried_alone_later():
+    recovery = started(1, 2, 3, 4)
+    step(recovery, 1)
+    recovery.engine_down()
+    recovery.engine_up()
+    recovery.due()
+    assert step(recovery, 1) == [2]
+    recovery.admitted([2])
+    assert recovery.due() == [3]
+    assert recovery.engine_down() == []
+    recovery.engine_up()
+    assert recovery.due() == [1]
+    assert step(recovery, 1) == [4]
+    recovery.admitted([4])
+    assert recovery.due() == []  # 2 wants to be alone
+    assert step(recovery, 4) == [2]
+    recovery.admitted([2])
+    assert recovery.due() == []
+    assert recovery.engine_down() == []
+    recovery.engine_up()
+    recovery.due()
+    assert step(recovery, 1) == [3]
+    recovery.admitted([3])
+    assert step(recovery, 3) == [2]
+    assert recovery.engine_down() == [2]
+
+
 def test_the_only_suspect_is_charged_for_the_first_death_already():
     recovery = started(1, 2, 3)
     step(recovery, 1, 2)
