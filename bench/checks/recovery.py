@@ -63,13 +63,14 @@ class Blow:
         self.suspects = [stream for stream in self.open if not stream.times]
         self.had = {id(stream): len(stream.ids) or len(stream.times) for stream in self.open}
 
-    def went_on(self) -> list[float]:
-        """Seconds from the notice until each of the open streams went on, or ended."""
+    def went_on(self, until: float) -> list[float]:
+        """Seconds from the notice until each of the open streams went on, or ended; those that had not at `until`,
+        when the next fault came, are that one's."""
         times = []
         for stream in self.open:
             later = [arrival for arrival in stream.times if arrival > self.noticed + 0.05]
-            times.append((later[0] if later else stream.ended) - self.noticed)
-        return times
+            times.append(later[0] if later else stream.ended)
+        return [at - self.noticed for at in times if at <= until]
 
 
 def engine_faults(
@@ -101,16 +102,18 @@ def engine_faults(
     for via, part in (("over ZeroMQ", got[::2]), ("over HTTP", got[1::2])):
         compare(report, model, via, reference, part)
     for number, blow in enumerate(blows, 1):
-        _judge_blow(report, server, number, blow, cold)
+        until = blows[number].at if number < len(blows) else math.inf
+        _judge_blow(report, server, number, blow, cold, until)
 
 
-def _judge_blow(report: Report, server: RunningServer, number: int, blow: Blow, cold: float) -> None:
-    went_on = blow.went_on()
+def _judge_blow(report: Report, server: RunningServer, number: int, blow: Blow, cold: float, until: float) -> None:
+    went_on = blow.went_on(until)
     report.measured(f"fault {number}: open streams, suspects among them", [len(blow.open), len(blow.suspects)])
     if not went_on:
         return
     prefill = uvloop.run(_prefill_time(server, blow))
     first, last = min(went_on), max(went_on)
+    report.measured(f"fault {number}: streams that went on before the next fault", len(went_on))
     report.measured(f"fault {number}: seconds until the first and the last went on", [round(first, 2), round(last, 2)])
     report.measured(f"fault {number}: bare prefill of what was computed again (s)", round(prefill, 2))
     report.expect(first <= cold + SPARE, f"fault {number}: the first goes on within {cold:.1f} + {SPARE:g} s", first)
