@@ -179,7 +179,7 @@ async def _until_noticed(server: RunningServer, pid: int, how: int) -> float:
 
 def tokenizer_deaths(report: Report, server: RunningServer, *, streams: int, tokens: int, rounds: int) -> None:
     """Every tokenizer is killed while texts keep coming: all streams complete with the same tokens."""
-    requests = [Asked(index, tokens, words=20 + 60 * (index % 50)) for index in range(streams)]
+    requests = [Asked(index, tokens, words=20 + 8 * (index % 50)) for index in range(streams)]
     reference = uvloop.run(undisturbed(server.endpoint, requests))
     got = uvloop.run(_tokenizer_deaths(server, requests, rounds))
     errors = [stream.error for stream in (*reference, *got) if stream.error]
