@@ -17,14 +17,15 @@ STAMP := .venv/.setup-$(DEVICE)
 
 # Names of the checks in bench/verify.py: `make verify-NAME` runs one, `make verify` all but VERIFY_LONG.
 VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate connections-256 stress-256-http \
-  stress-256-zmq vanish-http vanish-zmq tokenize-itl kill-supervisor kill-engine kill-streamer \
-  kill-http two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
+  stress-256-zmq vanish-http vanish-zmq tokenize-itl kill-supervisor kill-engine stop-engine \
+  kill-tokenizers kill-streamer kill-http restart-engine poison malformed \
+  vanish-1000 two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
   sampled-256 peers-256 peers-sampled-256 single-stream scaling prefix-ttft prefix-restore prefix-shared \
   prefix-hits prefix-chat prefix-cost prefix-itl prefix-same prefix-same-demo prefix-kill prefix-trouble \
-  check rooms block-kills block-damage block-disk
+  check rooms block-kills block-damage block-disk soak
 VERIFY_LONG := soak compare
 
-.PHONY: help setup blas serve chat test verify check format bench clean FORCE
+.PHONY: help setup blas serve chat test verify soak check format bench clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -73,6 +74,8 @@ verify: setup ## every measurement and failure check but the long ones; see VERI
 	@failed=; for name in $(filter-out $(VERIFY_LONG),$(VERIFY)); do \
 	  echo "== verify-$$name"; $(BIN)/python bench/verify.py $$name || failed="$$failed $$name"; done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
+
+soak: verify-soak ## 20 minutes of 128 streams with a fault every 10 s (SOAK_SECONDS=…)
 
 verify-%: setup FORCE
 	@$(BIN)/python bench/verify.py $*

@@ -1,9 +1,11 @@
 """`Child`: one process the supervisor started — its handle, its lifeline and its log.
 
 The child's stderr goes through a thread that passes it on and keeps the last lines, so that the end of a process
-that can't speak any more (a crash in native code) can still be explained.
+that can't speak any more (a crash in native code) can still be explained. Lines that are no log lines of ours are
+passed on with the actor, pid and epoch they come from.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -17,8 +19,17 @@ TAIL_LINES = 20
 class Child:
     """A running child process."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()) -> None:
-        """Start `command` with `--lifeline FD` appended. Raises OSError."""
+    def __init__(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        pass_fds: tuple[int, ...] = (),
+        *,
+        actor: str = "",
+        epoch: int = 0,
+    ) -> None:
+        """Start `command` with `--lifeline FD` appended; `actor` and `epoch` are for the log. Raises OSError."""
+        self._as_text = environment.get("CALLBOARD_LOG_FORMAT") == "text"
         read_end, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -34,6 +45,7 @@ class Child:
         finally:
             os.close(read_end)
         self.pid = self._process.pid
+        self._origin = {"actor": actor, "pid": self.pid, "epoch": epoch}
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._pump = threading.Thread(target=self._pass_on_log, name=f"log of {self.pid}", daemon=True)
         self._pump.start()
@@ -43,10 +55,16 @@ class Child:
         for line in self._process.stderr:
             self._tail.append(line.decode(errors="replace").rstrip())
             try:
-                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.write(self._named(line))
                 sys.stderr.buffer.flush()
             except (OSError, ValueError):
                 continue  # nobody reads our log; the child must still be able to write
+
+    def _named(self, line: bytes) -> bytes:
+        if self._as_text or line.startswith(b"{") or not line.strip():
+            return line
+        text = line.decode(errors="replace").rstrip()
+        return json.dumps({"event": text, "level": "stderr", **self._origin}, ensure_ascii=False).encode() + b"\n"
 
     def exit_code(self) -> int | None:
         """Exit code (negative: the signal that killed it), None while it runs."""
@@ -57,6 +75,10 @@ class Child:
         self._pump.join(timeout=0.2)
         lines = [line for line in self._tail if line and not line.startswith("{")]
         return lines[-1] if lines else ""
+
+    def end(self) -> None:
+        """End it by force without waiting for it; `exit_code` reaps it."""
+        self._process.kill()
 
     def kill(self) -> None:
         """End it at once; it is reaped."""

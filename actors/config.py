@@ -9,9 +9,9 @@ class CastConfig(msgspec.Struct, frozen=True):
     """Settings that the actors of one cast share. Times are in seconds, sizes in tokens unless named;
     `memory_limit` is in bytes.
 
-    `model_path` is a local folder with `config.json` and weights; `model_name` is what clients call it.
-    `cache_memory_percent`, a part of 1, is of the memory that is free once the model is loaded. Without
-    `ssd_cache_dir` no prefix is kept on the SSD.
+    `model_path` is a local folder with `config.json` and weights; `model_name` is what clients call it. `zmq_tcp` is
+    a loopback `host:port` where the streamer listens too, if any. `cache_memory_percent`, a part of 1, is of the
+    memory that is free once the model is loaded. Without `ssd_cache_dir` no prefix is kept on the SSD.
     """
 
     model_path: str
@@ -22,6 +22,8 @@ class CastConfig(msgspec.Struct, frozen=True):
     timeout: float = 600.0
     drain_timeout: float = 30.0
     start_timeout: float = 300.0
+    hang_timeout: float | None = None
+    zmq_tcp: str = ""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     prefill_step_size: int = 2048

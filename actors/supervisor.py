@@ -1,8 +1,8 @@
-"""The supervisor: starts the actors and HTTP workers, watches them, and ends the system in good order.
+"""The supervisor: starts the actors and HTTP workers, watches and replaces them, and ends the system in good order.
 
 Runs in the `callboard serve` process on its main thread, the only one in the system that reads signals. SIGTERM,
-SIGINT and SIGHUP drain; a second one stops at once. What it decides stands in `actors.supervision`; here are the
-processes, the sockets and the clock.
+SIGINT and SIGHUP drain; a second one stops at once. SIGUSR1 replaces the engine. What it decides stands in
+`actors.supervision`; here are the processes, the sockets and the clock.
 """
 
 import os
@@ -10,8 +10,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 import structlog
@@ -21,7 +21,8 @@ from actors.blas import blas_environment
 from actors.child import Child, describe_exit
 from actors.config import CastConfig, write_config
 from actors.rundir import RunDirectory
-from actors.supervision import PROBE_INTERVAL, Slot, Supervision
+from actors.supervision import LONGEST_DELAY, PROBE_INTERVAL, Action, GiveUp, Kill, Slot, Start, Supervision
+from actors.trail import trail_path
 from protocol import errors
 from protocol.codec import CodecError, encode, report_codec
 from protocol.endpoints import ServerRecord, ipc_endpoint
@@ -30,6 +31,7 @@ from protocol.messages import (
     ActorReport,
     Alive,
     Drain,
+    EngineUse,
     Probe,
     Ready,
     StartFailed,
@@ -57,13 +59,17 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class HttpSpec:
-    """How to run the HTTP workers: the module, its options as JSON, and the listening socket they share."""
+    """How to run the HTTP workers: the module, its options as JSON, and the listening socket they share.
+
+    `environment` is theirs alone, for what may not stand on a command line.
+    """
 
     module: str
     options: str
     listener: socket.socket
     workers: int
     url: str
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -75,12 +81,14 @@ class Supervisor:
         run_dir: RunDirectory,
         http: HttpSpec,
         on_ready: Callable[[Supervision], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._http = http
         self._on_ready = on_ready
-        self._table = Supervision(config.tokenizers, http.workers, config.start_timeout)
+        self._clock = clock
+        self._table = Supervision(config.tokenizers, http.workers, config.start_timeout, config.hang_timeout)
         self._children: dict[str, Child] = {}
         self._phase = Phase.LOADING
         self._failed = ""
@@ -90,6 +98,7 @@ class Supervisor:
         self._drain_until = 0.0
         self._drain_seq = 0
         self._signals = 0
+        self._replace_engine = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def run(self) -> int:
@@ -101,6 +110,7 @@ class Supervisor:
         heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         handlers = {number: signal.signal(number, self._on_signal) for number in heeded}
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_replace)
         old_wakeup = signal.set_wakeup_fd(wake_in.fileno(), warn_on_full_buffer=False)
         self._poller = zmq.Poller()
         self._poller.register(wake_out.fileno(), zmq.POLLIN)
@@ -134,9 +144,15 @@ class Supervisor:
     def _on_signal(self, number: int, _frame: object) -> None:
         self._signals += 1
 
+    def _on_replace(self, _number: int, _frame: object) -> None:
+        self._replace_engine = True
+
     # Children.
 
     def _spawn(self, slot: Slot) -> None:
+        last = self._children.pop(slot.name, None)
+        if last is not None:
+            last.close()
         self._epochs += 1
         command = [sys.executable, "-P", "-m"]
         if slot.role == "http":
@@ -146,15 +162,22 @@ class Supervisor:
         else:
             command += ["actors", slot.role]
             fds = ()
+        if slot.role == "engine":  # the streamer has read the trail of the last one, if it is there
+            trail_path(self._run_dir.path, slot.epoch).unlink(missing_ok=True)
         command += ["--run", str(self._run_dir.path), "--index", str(slot.index), "--epoch", str(self._epochs)]
-        child = Child(command, self._environment(slot.role), fds)
+        child = Child(command, self._environment(slot.role), fds, actor=slot.name, epoch=self._epochs)
         self._children[slot.name] = child
-        self._table.started(slot, child.pid, self._epochs, time.monotonic())
+        self._table.started(slot, child.pid, self._epochs, self._clock())
+        if self._phase is not Phase.LOADING:
+            log.info("actor started", actor=slot.name, child=child.pid, epoch=slot.epoch)
 
     def _environment(self, role: str) -> dict[str, str]:
         environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
+        environment.pop("CALLBOARD_API_KEY", None)
         if sys.stderr.isatty():
             environment["CALLBOARD_LOG_FORMAT"] = "text"
+        if role == "http":
+            environment.update(self._http.environment)
         if role == "engine":
             blas = blas_environment(self._config.blas_threads)
             environment.update(blas)
@@ -163,33 +186,71 @@ class Supervisor:
         return environment
 
     def _reap(self) -> None:
-        now = time.monotonic()
         for slot in self._table.slots:
             child = self._children.get(slot.name)
             if child is None or slot.state == "dead":
                 continue
             code = child.exit_code()
-            if code is not None:
-                text = describe_exit(code)
-                if slot.state == "starting" and (words := child.last_words()):
-                    text += f": {words}"
-                self._table.exited(slot, text, now)
-                log.error("actor died", actor=slot.name, pid=slot.pid, epoch=slot.epoch, how=text)
-                self._broadcast()
+            if code is None:
+                continue
+            text = describe_exit(code)
+            if slot.ready_at is None and (words := child.last_words()):
+                text += f": {words}"
+            self._table.exited(slot, text, self._clock())
+            if slot.planned:
+                log.info("actor left", actor=slot.name, child=slot.pid, epoch=slot.epoch)
+            else:
+                log.error("actor died", actor=slot.name, child=slot.pid, epoch=slot.epoch, how=slot.killed or text)
+            # A socket file outlives a killed process, and nobody binds that path again.
+            (self._run_dir.path / f"{slot.name}-{slot.epoch}").unlink(missing_ok=True)
+            self._broadcast()
+
+    def _act(self, actions: list[Action]) -> str | None:
+        """Do what was decided; the cause when the system has to end."""
+        for action in actions:
+            match action:
+                case Start(slot):
+                    try:
+                        self._spawn(slot)
+                    except OSError as error:  # no process or memory to be had just now
+                        log.error("actor not started", actor=slot.name, error=str(error))
+                        slot.restart_at = self._clock() + LONGEST_DELAY
+                    self._broadcast()
+                case Kill(slot, why):
+                    log.error("actor killed", actor=slot.name, child=slot.pid, epoch=slot.epoch, why=why)
+                    self._children[slot.name].end()
+                    self._broadcast()
+                case GiveUp(why):
+                    return why
+        return None
+
+    def _begin_replacing(self, slot: Slot) -> None:
+        """Ask an actor to leave, so that a new one takes its place."""
+        if slot.state != "ready":
+            return  # it is being replaced already
+        log.info("replacing", actor=slot.name, child=slot.pid, epoch=slot.epoch)
+        self._order(slot, Stop(errors.SERVER_STOPPED, "replaced"))
+        self._table.stopping(slot, self._clock())
+        self._broadcast()
 
     # The loop.
 
     def _serve(self) -> str:
         """Watch until the system has to end. Returns the cause, empty for an orderly end."""
-        last = time.monotonic()
+        last = self._clock()
         while True:
-            self._poll(0.2)
-            now = time.monotonic()
+            self._poll(0.05 if any(slot.state == "dead" for slot in self._table.slots) else 0.2)
+            now = self._clock()
             if now - last > SLEPT:
+                log.warning("the supervisor stood still", seconds=round(now - last, 1))
                 self._table.excuse(now - last)
             last = now
             self._reap()
-            cause = self._table.failure(now)
+            if self._replace_engine:
+                self._replace_engine = False
+                for slot in self._table.of_role("engine"):
+                    self._begin_replacing(slot)
+            cause = self._act(self._table.decide(now))
             if cause is not None:
                 self._failed = cause
                 self._broadcast()
@@ -240,8 +301,10 @@ class Supervisor:
             self._order(slot, state)
 
     def _state(self) -> SystemState:
-        status = "failed" if self._failed else self._phase.value
         table = self._table
+        status = "failed" if self._failed else self._phase.value
+        if status == Phase.SERVING.value and not table.all_ready():
+            status = "degraded"
         return SystemState(status, self._config.model_name, table.states(), table.engine, table.card, self._failed)
 
     def _broadcast(self) -> None:
@@ -251,7 +314,7 @@ class Supervisor:
             self._order(slot, state)
 
     def _order(self, slot: Slot, order: SupervisorOrder) -> None:
-        if slot.state != "ready":
+        if slot.state != "ready" or slot.killed:
             return
         identity = f"{slot.role}-{slot.index}-{slot.epoch}".encode()
         try:
@@ -280,18 +343,21 @@ class Supervisor:
     def _hear(self, report: ActorReport) -> None:
         match report:
             case Ready():
-                slot = self._table.ready(report)
-                if slot is not None and slot.role == "streamer":
+                slot = self._table.ready(report, self._clock())
+                if slot is None:
+                    return
+                if slot.role == "streamer":
                     self._publish(report.endpoint)
                 self._broadcast()
+                if self._phase is Phase.DRAINING and slot.role in ("streamer", "http"):
+                    self._order(slot, Drain(max(0.0, self._drain_until - self._clock())))
             case StartFailed():
-                slot = self._table.slot(report.role, report.index, report.epoch)
-                if slot is not None:
-                    served = slot.state == "ready"
-                    slot.error = f"failed: {report.message}" if served else f"can't start: {report.message}"
+                self._table.failed(report.role, report.index, report.epoch, report.message)
+            case EngineUse():
+                self._table.used(report)
             case Alive():
                 before = self._table.engine
-                self._table.alive(report)
+                self._table.alive(report, self._clock())
                 if self._table.engine != before:
                     self._show_http_workers()
 
@@ -323,13 +389,15 @@ class Supervisor:
         """Have them stop within `seconds`, the engine within `flush` more unless a second signal came."""
         for slot in slots:
             self._order(slot, order)
-            if slot.state == "starting":
+            if self._runs(slot) and (slot.state == "starting" or slot.killed):
                 self._children[slot.name].kill()
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and any(self._runs(slot) for slot in slots):
-            self._poll(0.05)
-        engines = [slot for slot in slots if slot.role == "engine" and slot.state == "ready"]
-        while self._signals < 2 and time.monotonic() < until + flush and any(self._runs(slot) for slot in engines):
+        began = self._clock()
+
+        def late(slot: Slot) -> bool:
+            more = flush if slot.role == "engine" and self._signals < 2 else 0.0
+            return self._clock() - began > seconds + more
+
+        while any(self._runs(slot) and not late(slot) for slot in slots):
             self._poll(0.05)
         for slot in slots:
             if self._runs(slot):

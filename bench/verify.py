@@ -3,12 +3,15 @@
     python bench/verify.py NAME…      run these, one after the other
     python bench/verify.py --list     say what there is
 
-A check takes at most ten minutes. Its figures go to `bench/results/NAME.json`. Exit code 1 when one fails.
+A check takes at most ten minutes, the soak aside (SOAK_SECONDS, 1200). Its figures go to `bench/results/NAME.json`.
+Exit code 1 when one fails.
 """
 
 import argparse
 import os
 import re
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -28,6 +31,7 @@ from bench.checks import (
     deaths,
     fairness,
     floods,
+    hostile,
     interference,
     limits,
     loop,
@@ -35,18 +39,21 @@ from bench.checks import (
     peers,
     prefixes,
     project,
+    recovery,
     refusals,
     rooms,
     same,
+    soaks,
 )
 from bench.checks.report import Report
 from bench.facts import machine_facts
-from bench.harness import ROOT, RunningServer, exit_on_sigterm, kill_all
+from bench.harness import ROOT, RunningServer, callboard, clean_environment, exit_on_sigterm, kill_all
 from bench.load.plan import Plan
 from bench.models import DEMO, demo_folder, tiny_model
 from bench.peers import PEERS
 
 LIMIT = 600.0  # seconds a check may take
+SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "1200"))
 RESULTS = ROOT / "bench" / "results"
 
 Check = Callable[[Report], object]  # what a check returns is for others who call it
@@ -109,9 +116,40 @@ def vanish_http(report: Report, server: RunningServer) -> None:
     crowds.vanish_unstreamed(report, server, 20)
 
 
-def kill(actor: str) -> Check:
-    """Kill one process of a server with two HTTP workers under 16 streams."""
-    return on_tiny(lambda report, server: deaths.kill(report, server, actor, 8), "--http-workers", "2")
+def engine_faults(how: signal.Signals) -> Check:
+    """200 streams, and three deaths or hangs of the engine."""
+
+    def check(report: Report, server: RunningServer) -> None:
+        recovery.engine_faults(report, server, tiny_model(), streams=200, tokens=150, times=3, how=how)
+
+    return on_tiny(check)
+
+
+def front_death(actor: str) -> Check:
+    """Kill the streamer or an HTTP worker of two under 16 streams."""
+    return on_tiny(lambda report, server: recovery.front_deaths(report, server, actor, 8), "--http-workers", "2")
+
+
+def restart_engine(report: Report, server: RunningServer) -> None:
+    """`callboard restart-engine` under 50 streams."""
+    command = [str(callboard()), "restart-engine", "--name", server.name]
+    environment = clean_environment() | {"CALLBOARD_HOME": str(server.home)}
+
+    def ask() -> None:
+        subprocess.run(command, env=environment, check=True, timeout=60)
+
+    recovery.replaced_on_demand(report, server, streams=50, tokens=150, ask=ask)
+
+
+def soak(report: Report, server: RunningServer) -> None:
+    """128 streams and a fault every 10 s."""
+    soaks.soak(report, server, tiny_model(), streams=128, tokens=60, every=10.0, seconds=SOAK_SECONDS)
+
+
+def poison(report: Report) -> None:
+    """A poison request beside 50 streams."""
+    with RunningServer(tiny_model(), environment=recovery.poison_environment()) as server:
+        recovery.poison(report, server, tiny_model(), streams=50, tokens=300)
 
 
 KINDS: list[tuple[str, int | None]] = [
@@ -143,10 +181,21 @@ CHECKS: dict[str, Check] = {
             report, server, streams=16, tokens=200_000, rounds=12, seconds=4.0
         )
     ),
-    "kill-supervisor": kill("supervisor"),
-    "kill-engine": kill("engine"),
-    "kill-streamer": kill("streamer"),
-    "kill-http": kill("http0"),
+    "kill-supervisor": on_tiny(lambda report, server: deaths.kill_supervisor(report, server, 8), "--http-workers", "2"),
+    "kill-engine": engine_faults(signal.SIGKILL),
+    "stop-engine": engine_faults(signal.SIGSTOP),
+    "kill-tokenizers": on_tiny(
+        lambda report, server: recovery.tokenizer_deaths(report, server, streams=200, tokens=30, rounds=3),
+        *("--tokenizers", "2"),
+    ),
+    "kill-streamer": front_death("streamer"),
+    "kill-http": front_death("http0"),
+    "restart-engine": on_tiny(restart_engine),
+    "poison": poison,
+    "malformed": on_tiny(
+        lambda report, server: hostile.malformed(report, server, tiny_model(), count=20_000, streams=50, tokens=200)
+    ),
+    "vanish-1000": on_tiny(lambda report, server: hostile.vanishing(report, server, 1000)),
     "two-servers": lambda report: neighbours.two_servers(report, tiny_model()),
     "step-overhead": lambda report: loop.step_overhead(report, [1, 32, 128, 256], [64], rounds=7),
     "joins": lambda report: loop.joins(report, tiny_model(), rows=64, tokens=32_000),
@@ -190,12 +239,14 @@ CHECKS: dict[str, Check] = {
     "block-kills": lambda report: blocks.kills(report, rounds=200),
     "block-damage": blocks.damage,
     "block-disk": lambda report: block_disk.disk(report, blocks=10_000),
+    "soak": on_tiny(soak, "--http-workers", "2", "--tokenizers", "2"),
 }
+LONGER = {"soak": SOAK_SECONDS + 600.0}  # checks that may take longer than LIMIT, in seconds
 
 
-def give_up(name: str) -> None:
+def give_up(name: str, limit: float) -> None:
     """End this process, and the servers it started, when a check doesn't come to an end."""
-    print(f"FAIL {name}: not done within {LIMIT:g} s", flush=True)
+    print(f"FAIL {name}: not done within {limit:g} s", flush=True)
     kill_all()
     os._exit(1)
 
@@ -211,7 +262,8 @@ def run_check(name: str) -> bool:
     """Run one check, print and write down what it found; whether it passed."""
     print(name, flush=True)
     report = Report(lambda line: print(line, flush=True))
-    watchdog = threading.Timer(LIMIT, give_up, [name])
+    limit = LONGER.get(name, LIMIT)
+    watchdog = threading.Timer(limit, give_up, [name, limit])
     watchdog.daemon = True
     watchdog.start()
     began = time.monotonic()

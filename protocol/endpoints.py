@@ -124,3 +124,19 @@ def find_endpoint(name: str | None = None, endpoint: str | None = None) -> str:
     if from_environment and name is None:
         return from_environment
     return find_server(name).endpoint
+
+
+def find_successor(endpoint: str, name: str | None = None) -> str:
+    """Where the server that was at `endpoint` can be reached now: its streamer gets a new endpoint when it is replaced.
+
+    A server called `name` may also have been started anew. Raises ServerNotFound.
+    """
+    path = endpoint.removeprefix("ipc://")
+    if path == endpoint:
+        return endpoint
+    for record in running_servers():
+        if record.run_dir == os.path.dirname(path):
+            return record.endpoint
+    if name is not None:
+        return find_server(name).endpoint
+    raise ServerNotFound("server_not_found", f"the server at {endpoint} is gone")

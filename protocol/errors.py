@@ -23,6 +23,7 @@ SERVER_LOST = "server_lost"
 SERVER_STOPPED = "server_stopped"
 ENGINE_LOST = "engine_lost"
 TOKENIZER_LOST = "tokenizer_lost"
+CRASHED_ENGINE = "crashed_engine"
 INTERNAL_ERROR = "internal_error"
 
 
@@ -46,7 +47,12 @@ class RequestFailed(CallboardError):
 
 
 class ServerLost(RequestFailed):
-    """The server is gone, silent for 3 s, or was replaced: every open stream of the connection is lost."""
+    """The server is gone, silent for 3 s, or was replaced: every open stream of the connection is lost.
+
+    `streams` names all that were lost with it: their labels, or the numbers of those without one.
+    """
+
+    streams: tuple[str, ...] = ()
 
 
 class ServerNotFound(CallboardError):

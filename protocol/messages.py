@@ -526,10 +526,19 @@ class Stop(Struct, frozen=True, array_like=True, tag=86):
     message: str
 
 
+class EngineUse(Struct, frozen=True, array_like=True, tag=87):
+    """The streamer tells the supervisor of the engine incarnation `epoch`: whether it has completed a decode step, and
+    whether a suspect is in it (a row that may bring it down). Sent when either changes."""
+
+    epoch: int
+    stepped: bool
+    suspects: bool
+
+
 ClientMessage = Hello | Ping | Generate | Cancel | Credit | Tokenize | Detokenize | ListModels
 ServerMessage = Welcome | Refused | Pong | Accepted | Deltas | Tokenized | Detokenized | Models | CallFailed
 TokenizerJob = Encode | Decode
 TokenizerResult = Encoded | Decoded
 EngineCommand = Attach | Submit | Abort
-ActorReport = Ready | StartFailed | Alive
+ActorReport = Ready | StartFailed | Alive | EngineUse
 SupervisorOrder = Probe | SystemState | Drain | Stop

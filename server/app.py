@@ -6,6 +6,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
+from server.api_keys import ApiKeys
 from server.backend import Backend
 from server.chat import parse_chat
 from server.completions import parse_completion
@@ -33,6 +34,8 @@ def make_app(backend: Backend, options: HttpOptions) -> Starlette:
                 expose_headers=["x-request-id", "retry-after"],
             )
         )
+    if options.api_keys:
+        middleware.append(Middleware(ApiKeys, keys=options.api_keys))
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),

@@ -115,7 +115,7 @@ class Backend:
         self._drop_client(RequestFailed(order.code, order.message))
 
     async def _connect(self, streamer: ActorState) -> None:
-        client = AsyncClient(endpoint=streamer.endpoint, name_in_logs=self._client_name)
+        client = AsyncClient(endpoint=streamer.endpoint, name_in_logs=self._client_name, reconnect=0.0)
         lost: list[CallboardError] = []
         client.on_lost = lost.append
         try:

@@ -41,6 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
 
     add_cache_commands(commands.add_parser("cache", help="look at, check and clear the prefix cache on the SSD"))
+    restart = commands.add_parser("restart-engine", help="replace the engine of a running server; no stream is lost")
+    restart.add_argument("--name", help="name of the running server (default: the only one)")
     return parser
 
 
@@ -55,6 +57,10 @@ def main(argv: list[str] | None = None) -> int:
         from server.cli_cache import cache
 
         return cache(args)
+    if args.command == "restart-engine":
+        from server.cli_restart import restart_engine
+
+        return restart_engine(args)
     from server.cli_serve import serve
 
     return serve(args)

@@ -22,7 +22,7 @@ from server.cli_cache import default_directory
 from server.models.device import installed_device, missing_backend_hint
 from server.models.errors import ModelError
 from server.models.resolve import resolve_model
-from server.options import HttpOptions
+from server.options import API_KEYS_VARIABLE, HttpOptions
 from server.settings import ServeSettings, SettingsError, resolve_settings
 
 BACKLOG = 4096  # connections that may arrive at once; the system caps it (somaxconn)
@@ -91,6 +91,8 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         timeout=settings.timeout,
         drain_timeout=settings.drain_timeout,
         start_timeout=settings.start_timeout,
+        hang_timeout=settings.hang_timeout,
+        zmq_tcp=settings.zmq_tcp,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         prefill_step_size=settings.prefill_step_size,
@@ -115,7 +117,14 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         log_level=settings.log_level,
     )
     options = HttpOptions(model_name=model_name, allow_origins=settings.allow_origins, log_level=settings.log_level)
-    http = HttpSpec("server.worker", msgspec.json.encode(options).decode(), listener, settings.http_workers, url)
+    http = HttpSpec(
+        "server.worker",
+        msgspec.json.encode(options).decode(),
+        listener,
+        settings.http_workers,
+        url,
+        {API_KEYS_VARIABLE: msgspec.json.encode(settings.api_key).decode()} if settings.api_key else {},
+    )
 
     def on_ready(table: Supervision) -> None:
         print_welcome(url, run_dir.name, model_name, table)

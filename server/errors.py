@@ -19,6 +19,7 @@ METHOD_NOT_ALLOWED = "method_not_allowed"
 BODY_TOO_LARGE = "body_too_large"
 BODY_TIMEOUT = "body_timeout"
 UNSUPPORTED = "unsupported_parameter"
+INVALID_API_KEY = "invalid_api_key"
 
 MAX_MESSAGE = 2000  # characters; a message may quote what the client sent
 MAX_PARAM = 200
@@ -42,12 +43,14 @@ _SHOWN = {
     codes.INVALID_REQUEST: Shown(400, _BAD, codes.INVALID_REQUEST),
     codes.PROMPT_TOO_LONG: Shown(400, _BAD, "context_length_exceeded"),
     UNSUPPORTED: Shown(400, _BAD, UNSUPPORTED),
+    INVALID_API_KEY: Shown(401, "authentication_error", INVALID_API_KEY),
     codes.MODEL_NOT_FOUND: Shown(404, _BAD, codes.MODEL_NOT_FOUND),
     NOT_FOUND: Shown(404, _BAD, NOT_FOUND),
     METHOD_NOT_ALLOWED: Shown(405, _BAD, METHOD_NOT_ALLOWED),
     BODY_TIMEOUT: Shown(408, _BAD, BODY_TIMEOUT),
     BODY_TOO_LARGE: Shown(413, _BAD, BODY_TOO_LARGE),
     codes.INTERNAL_ERROR: Shown(500, _SERVER, codes.INTERNAL_ERROR),
+    codes.CRASHED_ENGINE: Shown(500, _SERVER, codes.CRASHED_ENGINE),
     codes.PROTOCOL_MISMATCH: Shown(500, _SERVER, codes.PROTOCOL_MISMATCH),
     codes.LOADING: Shown(503, _SERVER, codes.LOADING, 2.0),
     codes.QUEUE_FULL: Shown(503, _SERVER, codes.QUEUE_FULL, 1.0),

@@ -4,6 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+API_KEYS_VARIABLE = "CALLBOARD_WORKER_API_KEYS"
+
 Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -19,6 +21,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     `send_timeout` is how long a client may leave a response unread until its connection is closed.
     `idle_timeout` is how long a connection may stay open between requests, or without sending a whole header.
     `request_timeout` ends a request that takes longer; None leaves it to the streamer's own limit.
+    `api_keys` are the keys one of which a request must bring; none lets everybody in. The worker takes them from its
+    environment (`API_KEYS_VARIABLE`, a JSON list), for a command line can be read by everybody.
     `log_level` is that of structlog.
     """
 
@@ -31,4 +35,5 @@ class HttpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     send_timeout: Seconds = 120.0
     idle_timeout: Annotated[int, Meta(ge=1)] = 75
     request_timeout: Seconds | None = None
+    api_keys: list[str] = []
     log_level: str = "info"

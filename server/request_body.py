@@ -12,12 +12,12 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope
 
+from protocol.limits import MAX_DEPTH, too_deep
 from server.errors import BODY_TIMEOUT, BODY_TOO_LARGE, ApiError, invalid
 from server.unsupported import HARMLESS, check_unsupported
 
 log = structlog.get_logger()
 
-MAX_DEPTH = 64  # nested arrays and objects inside a free-form value
 MAX_LOGGED_NAMES = 256
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -87,17 +87,8 @@ def convert_field(value: Any, kind: Any, field: str) -> Any:
 
 def check_depth(value: Any, field: str) -> None:
     """Refuse a free-form value that is nested more than MAX_DEPTH deep. Raises ApiError."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, (dict, list))
-        ]
-        if not level:
-            return
-    raise invalid(f"{field} is nested more than {MAX_DEPTH} deep", field)
+    if too_deep(value):
+        raise invalid(f"{field} is nested more than {MAX_DEPTH} deep", field)
 
 
 def _wrong_type(text: str, inside: str = "") -> ApiError:

@@ -5,6 +5,7 @@ file and the environment an option has the flag's name: `max-num-seqs = 64`, `CA
 """
 
 import argparse
+import ipaddress
 import os
 import re
 import tomllib
@@ -61,6 +62,20 @@ def _size(text: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
+def _loopback(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ValueError(
+            f"{text!r} is no loopback address and port, such as 127.0.0.1:5555; others would be unprotected"
+        )
+    _number(int, 1, 65535)(port)
+    return text
+
+
 def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -97,6 +112,9 @@ class ServeSettings(msgspec.Struct, frozen=True):
     timeout: float = 600.0
     drain_timeout: float = 30.0
     start_timeout: float = 300.0
+    hang_timeout: float | None = None
+    zmq_tcp: str = ""
+    api_key: list[str] = []
     allow_origins: list[str] = []
     blas_threads: int | None = None
     trust_remote_code: bool = False
@@ -160,11 +178,26 @@ OPTIONS: dict[str, Option] = {
     "timeout": Option(_number(float, 0.001, 1e9), "S", "seconds a request may take at most"),
     "drain_timeout": Option(_number(float, 0, 1e9), "S", "seconds running requests may take after SIGTERM"),
     "start_timeout": Option(_number(float, 1, 1e9), "S", "seconds until the model must be loaded"),
+    "hang_timeout": Option(
+        _number(float, 0.1, 1e9),
+        "S",
+        "seconds without a step after which the engine is replaced (default: 20 times the slowest step, at least 10)",
+    ),
+    "zmq_tcp": Option(_loopback, "HOST:PORT", "let programs reach ZeroMQ over tcp too, on a loopback address only"),
+    "api_key": Option(_list, "KEY", "let in only HTTP requests that bring this key; may be given several times"),
     "allow_origins": Option(_list, "URL,…", "origins that browsers may call from (CORS); * for all"),
     "blas_threads": Option(_number(int, 1, 1024), "N", "threads of the preloaded BLAS (Linux CPU)"),
     "trust_remote_code": Option(_boolean, "BOOL", "run tokenizer code that comes with the model"),
     "log_level": Option(_log_level, "LEVEL", "debug, info, warning or error"),
 }
+
+
+class _Gather(argparse.Action):
+    """A flag that may be given several times, each with one value or several."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        earlier = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if earlier is None else f"{earlier},{values}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -178,6 +211,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         if option.parse is _boolean:
             parser.add_argument(
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=option.help
+            )
+        elif option.parse is _list:
+            parser.add_argument(
+                flag, metavar=option.metavar, action=_Gather, default=argparse.SUPPRESS, help=option.help + note
             )
         else:
             parser.add_argument(flag, metavar=option.metavar, default=argparse.SUPPRESS, help=option.help + note)
@@ -223,4 +260,7 @@ def resolve_settings(flags: argparse.Namespace, environment: Mapping[str, str] =
     for name in OPTIONS:
         if hasattr(flags, name):
             merged[name] = _parse(name, getattr(flags, name), "--" + name.replace("_", "-"))
-    return ServeSettings(**merged)
+    settings = ServeSettings(**merged)
+    if settings.zmq_tcp and settings.api_key:
+        raise SettingsError("--zmq-tcp asks for no key, so it can't be used together with --api-key")
+    return settings

@@ -27,7 +27,7 @@ from server.app import make_app
 from server.backend import Backend
 from server.connection import http_connection
 from server.logs import configure_logs
-from server.options import HttpOptions
+from server.options import API_KEYS_VARIABLE, HttpOptions
 
 ROLE = "http"
 BACKLOG = 4096
@@ -155,6 +155,8 @@ def main() -> int:
     code = 0
     try:
         options = msgspec.json.decode(args.options, type=HttpOptions)
+        keys = msgspec.json.decode(os.environ.pop(API_KEYS_VARIABLE, "[]"), type=list[str])
+        options = msgspec.structs.replace(options, api_keys=[*options.api_keys, *keys])
         configure_logs(options.log_level, actor=f"{ROLE}{args.index}", pid=os.getpid(), epoch=args.epoch)
         listener = socket.socket(fileno=args.socket)
         listener.setblocking(False)

@@ -20,9 +20,10 @@ from actors.engine.engine import Engine, Outcome
 from actors.engine.model import ModelError, load
 from actors.engine.prefix_store import StoreOpening
 from actors.engine.row_memory import row_bytes
-from actors.engine.scheduler import Limits
+from actors.engine.scheduler import Limits, Plan
 from actors.engine.solo_row import batches_rightly
 from actors.engine.step_log import StepRecord, described
+from actors.trail import Trail
 from cache_store.store import PrefixStore
 from protocol.codec import CodecError, command_codec, encode
 from protocol.errors import INTERNAL_ERROR
@@ -105,11 +106,13 @@ class EngineActor(Actor):
             log.info("limits", **described(limits, model.row_memory))
         stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
         self._store = self._opening.open(model.block_layout, prefixes, model.cache_kinds)
+        self._trail = Trail(self.me.run_dir, self.me.epoch)
         self._engine = Engine(
             model,
             limits,
             store=self._store,
             stall_target=stall_target,
+            on_plan=self._on_plan,
             on_step=log_step if config.log_steps else None,
         )
         self._flushes = False
@@ -128,6 +131,9 @@ class EngineActor(Actor):
         self.add_socket(self._socket, self._receive)
         template = model.files.chat_template is not None
         return endpoint, ModelCard(config.model_name, model.context, model.vocab_size, has_chat_template=template)
+
+    def _on_plan(self, plan: Plan) -> None:
+        self._trail.turn([*(chunk.rid for chunk in plan.chunks), *plan.join])
 
     def on_stop(self, order: Stop) -> None:
         self._flushes = True
@@ -204,7 +210,8 @@ class EngineActor(Actor):
             case Submit() | Abort() if command.streamer != self._streamer:
                 self.faults += 1
                 log.error("a command of a streamer that never attached", streamer=command.streamer)
-            case Submit():
+            case Submit(rid=rid):
+                self._trail.took(rid)
                 self._engine.submit(command)
             case Abort(rids=rids):
                 self._engine.abort(rids)

@@ -23,7 +23,7 @@ from actors.engine.prefill import Prefill
 from actors.engine.prefix import PrefixCache, Ready
 from actors.engine.request import Request
 from actors.engine.row_options import RowOptions
-from actors.engine.scheduler import BLOCK, Limits, Scheduler
+from actors.engine.scheduler import BLOCK, Limits, Plan, Scheduler
 from actors.engine.step_log import RecordedScheduler, StepRecord
 from cache_store.store import PrefixStore
 from protocol.errors import INVALID_REQUEST, PROMPT_TOO_LONG
@@ -65,13 +65,14 @@ class Engine:
         *,
         store: PrefixStore[PackedBlock] | None = None,
         stall_target: float = 0.1,
+        on_plan: Callable[[Plan], None] | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`store` keeps prefix blocks; without one every prompt is computed.
 
-        `stall_target` is how many seconds a step may take because of prefill; `on_step` gets a record of each
-        turn's decisions.
+        `stall_target` is how many seconds a step may take because of prefill. `on_plan` sees each turn's plan before
+        anything is done for it; `on_step` gets a record of all that the scheduler is told and decides.
         """
         # On a CPU forwards of one block are the fastest; elsewhere a chunk is one forward.
         forward_tokens = BLOCK if mx.default_device() == mx.cpu else limits.prefill_step_size
@@ -94,6 +95,7 @@ class Engine:
         self._steps = 0
         self._pool = memory.Pool(memory.pool_limit(limits.max_num_seqs, model.vocab_size))
         self._prefilled = False
+        self._on_plan = on_plan
         self._clock = clock
         self._step_began = 0.0
         self._resets = 0
@@ -229,6 +231,8 @@ class Engine:
             spent += self._prefix.restoring
         running_bytes = self._batch.needed(self._scheduler.leaving)
         plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running, spent), running_bytes)
+        if self._on_plan is not None:
+            self._on_plan(plan)
         outcome.admitted = plan.admit
         self._prefill.remove(plan.drop)
         self._batch.remove(plan.drop)

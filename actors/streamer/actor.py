@@ -1,13 +1,15 @@
 """The streamer process: owns every stream, and is all that clients ever talk to.
 
 Takes requests from clients, has texts tokenized, hands ids to the engine, turns each step's tokens into text, and
-sends every connection one message per step. One thread; engine and tokenizers may be replaced beneath it.
+sends every connection one message per step. One thread; engine and tokenizers may be replaced beneath it: open
+streams go on where they were (`recovery.py` says in which order).
 """
 
 import secrets
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -18,14 +20,17 @@ from actors.model_files import read_model_files
 from actors.streamer.admission import Admission
 from actors.streamer.clients import ClientConnection, Clients
 from actors.streamer.detokenizer import DetokenizerFactory
-from actors.streamer.engine_link import EngineLink
+from actors.streamer.engine_link import EngineLink, Loss
 from actors.streamer.logprobs import by_row
+from actors.streamer.recovery import POISON, Recovery
 from actors.streamer.stream import MAX_UNREAD, WINDOW, Phase, Stream
 from actors.streamer.tokenizer_pool import Job, TokenizerPool
 from actors.streamer.warm_prompts import WarmPrompt, read_warm_prompts
+from actors.trail import read_trail
 from protocol import errors
 from protocol.codec import CodecError, client_codec
 from protocol.ids import unpack_ids
+from protocol.limits import MAX_DEPTH, check_messages, too_deep
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
@@ -39,6 +44,7 @@ from protocol.messages import (
     Drain,
     Encoded,
     End,
+    EngineUse,
     Generate,
     Hello,
     ListModels,
@@ -65,9 +71,12 @@ TOO_LONG = (
     "the request ran over its time limit of {:g} s; ask for fewer tokens (max_tokens), or raise the request's "
     "timeout or the server's --timeout"
 )
+CRASHED = "this request brought the engine down {} times while it was alone under suspicion, so it was given up"
+SLEPT = 10.0  # a gap of so many seconds in this loop means that the machine slept: no deadline is judged by it
 TICK = 0.25  # seconds between looks at deadlines and silent clients
 MESSAGES_PER_TURN = 1000  # from clients, so that a flood can't keep the engine's steps waiting
 WARM_PRIORITY = 1 << 30  # warm prompts come after all requests
+MAX_NAME = 128  # characters of a client's name or label that are kept in logs
 MAX_WAITING_CALLS = 1024  # tokenize and detokenize calls that may wait
 
 
@@ -96,11 +105,20 @@ class StreamerActor(Actor):
         self._admission = Admission(self.config.max_num_seqs, self.config.max_waiting)
         self._tokenizers = TokenizerPool(self)
         self._engine = EngineLink(self, self._on_step)
+        self._recovery = Recovery(self.config.max_num_seqs)
+        self._told: EngineUse | None = None
+        self._jobs: dict[int, Job] = {}
         self._http_workers: set[str] = set()
         self._malformed = 0
+        self._malformed_logged = 0
         self._next_tick = time.monotonic() + TICK
         endpoint = self.me.endpoint()
         self._socket = bind_router(self.context, endpoint)
+        if self.config.zmq_tcp:
+            try:
+                self._socket.bind(f"tcp://{self.config.zmq_tcp}")
+            except zmq.ZMQError as error:
+                raise StartError(f"can't listen on tcp://{self.config.zmq_tcp}: {error}") from error
         self._clients = Clients(self._socket)
         self.add_socket(self._socket, self._serve_clients)
         return endpoint, None
@@ -120,8 +138,12 @@ class StreamerActor(Actor):
     def turn(self) -> None:
         now = time.monotonic()
         if now >= self._next_tick:
-            if now - self._next_tick > 1.0:
-                self._clients.excuse(now - self._next_tick)
+            late = now - self._next_tick
+            if late > 1.0:
+                self._clients.excuse(late)
+            if late > SLEPT:
+                for stream in self._streams.values():
+                    stream.deadline += late
             self._next_tick = now + TICK
             self._look_at_the_clock(now)
         self._flush()
@@ -132,14 +154,13 @@ class StreamerActor(Actor):
         if state.card is not None:
             self._card = state.card
         self._tokenizers.follow(state.actors)
-        if self._engine.follow(state.actors):
-            self._end_all("failed", errors.ENGINE_LOST, "the engine process died; see the server's log")
+        self._follow_engine(state)
         workers = {f"http-{a.index}.{a.epoch}" for a in state.actors if a.role == "http" and a.state == "ready"}
         for name in self._http_workers - workers:
             for client in self._clients.named(name):
                 self._end_client(client, errors.CANCELLED, "the HTTP worker died")
         self._http_workers = workers
-        if self._warm_prompts and self._engine.ready and self._tokenizers.ready and self._warmed != self._engine.epoch:
+        if self._warm_prompts and self._engine.ready and self._tokenizers.known and self._warmed != self._engine.epoch:
             self._warmed = self._engine.epoch
             for prompt in self._warm_prompts:
                 self._warm(prompt)
@@ -172,6 +193,30 @@ class StreamerActor(Actor):
 
         size = len(prompt.prompt or "") + sum(len(str(m.get("content"))) for m in prompt.messages or ())
         self._tokenizers.submit(Job(size, done, prompt.prompt, prompt.messages, template_kwargs=prompt.template_kwargs))
+
+    def _follow_engine(self, state: SystemState) -> None:
+        loss = self._engine.lost(state.actors)
+        if loss is not None:
+            self._aborts.clear()
+            trail = read_trail(self.me.run_dir, self._engine.epoch)
+            poison = self._recovery.engine_down(planned=loss is Loss.PLANNED, trail=trail)
+            log.warning(
+                "engine lost",
+                how=loss.value,
+                epoch=self._engine.epoch,
+                streams=len(self._streams),
+                suspects=self._recovery.suspects,
+            )
+            for rid in poison:
+                stream = self._streams[rid]
+                log.error(
+                    "request given up", rid=rid, label=stream.label[:MAX_NAME], prompt_tokens=stream.prompt_tokens
+                )
+                self._end(stream, "failed", code=errors.CRASHED_ENGINE, message=CRASHED.format(POISON))
+        if self._engine.found(state.actors):
+            self._recovery.engine_up()
+            self._told = None
+            self._submit_due()
 
     def on_drain(self, order: Drain) -> None:
         self._draining = True
@@ -218,7 +263,7 @@ class StreamerActor(Actor):
             )
             self._clients.send(identity, Refused(PROTOCOL_VERSION, text))
             return
-        self._clients.add(identity, hello.name, time.monotonic())
+        self._clients.add(identity, hello.name[:MAX_NAME], time.monotonic())
         self._clients.send(identity, Welcome(PROTOCOL_VERSION, self._incarnation, WINDOW, self._models()))
 
     def _models(self) -> list[ModelCard]:
@@ -283,6 +328,7 @@ class StreamerActor(Actor):
             add_special_tokens=request.add_special_tokens,
             template_kwargs=request.template_kwargs,
         )
+        self._jobs[stream.rid] = job
         self._tokenizers.submit(job)
 
     def _refusal(self, client: ClientConnection, request: Generate) -> tuple[str, str, str] | None:
@@ -295,8 +341,13 @@ class StreamerActor(Actor):
             )
         if sum(given is not None for given in (request.prompt, request.messages, request.ids)) != 1:
             return errors.INVALID_REQUEST, "give exactly one of prompt, messages and ids", "prompt"
-        if request.messages is not None and not request.messages:
-            return errors.INVALID_REQUEST, "messages must not be empty", "messages"
+        if request.messages is not None:
+            try:
+                check_messages(request.messages)
+            except InvalidParam as error:
+                return errors.INVALID_REQUEST, str(error), error.param
+        if too_deep(request.template_kwargs):
+            return errors.INVALID_REQUEST, f"template_kwargs are nested more than {MAX_DEPTH} deep", "template_kwargs"
         if not (request.return_text or request.return_ids):
             return errors.INVALID_REQUEST, "return_text and return_ids must not both be false", "return_text"
         if request.params.stop and not request.return_text:
@@ -312,13 +363,14 @@ class StreamerActor(Actor):
             return errors.MODEL_NOT_FOUND, text, "model"
         if self._draining:
             return errors.DRAINING, "the server is shutting down", ""
-        if not self._engine.ready or not self._tokenizers.ready:
+        if self._card is None or not self._tokenizers.known:
             return errors.LOADING, "the model is still loading", ""
         if not self._admission.has_room(len(self._streams)):
             return errors.QUEUE_FULL, f"{len(self._streams)} requests are running or waiting already", ""
         return None
 
     def _encoded(self, rid: int, request: Generate, result: TokenizerResult) -> None:
+        self._jobs.pop(rid, None)
         stream = self._streams.get(rid)
         if stream is None:
             return
@@ -341,16 +393,24 @@ class StreamerActor(Actor):
             )
             self._end(stream, "rejected", code=errors.PROMPT_TOO_LONG, message=text, param=param)
             return
-        if not self._engine.ready:
-            self._end(stream, "rejected", code=errors.LOADING, message="the model is loading", retry_after=1.0)
-            return
         room = context - count
         budget = room if request.params.max_tokens is None else min(room, request.params.max_tokens)
         detokenizer = self._detokenizers.stream(unpack_ids(result.ids)) if request.return_text else None
         spelling = self._detokenizers.token_bytes if request.return_text else None
         stream.encoded(result.ids, budget, detokenizer, time.monotonic(), spelling)
         self._clients.send(stream.client, Accepted(stream.ref, rid, count))
-        self._engine.submit(stream.submit(self._engine.epoch, self.me.epoch))
+        self._recovery.add(rid, request.params.priority)
+        self._submit_due()
+
+    def _submit_due(self) -> None:
+        """Give the engine what it may have now, and tell the supervisor what its death would mean."""
+        for rid in self._recovery.due():
+            self._engine.submit(self._streams[rid].submit(self._engine.epoch, self.me.epoch))
+        if self._engine.ready and (self._told is None or not self._told.stepped):
+            use = EngineUse(self._engine.epoch, self._recovery.stepped, self._recovery.suspicious)
+            if use != self._told:
+                self._told = use
+                self.control.report(use)
 
     def _context(self) -> int:
         return self._card.context if self._card is not None else self._files.context
@@ -360,8 +420,8 @@ class StreamerActor(Actor):
 
     def _text_call(self, client: ClientConnection, call: Tokenize | Detokenize) -> None:
         identity, ref = client.identity, call.ref
-        if self._tokenizers.waiting >= MAX_WAITING_CALLS or not self._tokenizers.ready:
-            code = errors.QUEUE_FULL if self._tokenizers.ready else errors.LOADING
+        if self._tokenizers.waiting >= MAX_WAITING_CALLS or not self._tokenizers.known:
+            code = errors.QUEUE_FULL if self._tokenizers.known else errors.LOADING
             self._clients.send(identity, CallFailed(ref, code, "no tokenizer is free; try again later"))
             return
 
@@ -379,6 +439,8 @@ class StreamerActor(Actor):
         elif (call.text is None) == (call.messages is None):
             text = "give exactly one of text and messages"
             self._clients.send(identity, CallFailed(ref, errors.INVALID_REQUEST, text, "text"))
+        elif call.messages is not None and (fault := _fault_of(call.messages)):
+            self._clients.send(identity, CallFailed(ref, errors.INVALID_REQUEST, str(fault), fault.param))
         else:
             size = len(call.text) if call.text is not None else sum(len(str(m)) for m in call.messages or ())
             special = call.add_special_tokens
@@ -388,6 +450,8 @@ class StreamerActor(Actor):
 
     def _on_step(self, step: Step) -> None:
         now = time.monotonic()
+        self._recovery.admitted(step.admitted)
+        self._recovery.decoded(step.rids)
         for rid in step.admitted:
             stream = self._streams.get(rid)
             if stream is not None:
@@ -420,6 +484,7 @@ class StreamerActor(Actor):
             else:
                 outcome = "rejected" if reason in (errors.INVALID_REQUEST, errors.PROMPT_TOO_LONG) else "failed"
                 self._end(stream, outcome, code=reason, message=texts.get(rid, ""))
+        self._submit_due()
 
     # Streams.
 
@@ -445,6 +510,10 @@ class StreamerActor(Actor):
         if outcome != "finished" and stream.phase is not Phase.TOKENIZING:
             self._aborts.append(stream.rid)
         del self._streams[stream.rid]
+        self._recovery.remove(stream.rid)
+        job = self._jobs.pop(stream.rid, None)
+        if job is not None:
+            self._tokenizers.cancel(job)
         self._admission.ended(now)
         delta = (stream.ref, *stream.take()) if stream.has_rest else None
         end = stream.end(now, outcome, reason, code, message, retry_after, param)
@@ -457,7 +526,7 @@ class StreamerActor(Actor):
             log.info(
                 "request",
                 client=client.name,
-                label=stream.label,
+                label=stream.label[:MAX_NAME],
                 outcome=outcome,
                 reason=reason or code,
                 prompt_tokens=end.usage.prompt_tokens,
@@ -481,6 +550,9 @@ class StreamerActor(Actor):
         self._flush()
 
     def _look_at_the_clock(self, now: float) -> None:
+        if self._malformed != self._malformed_logged:
+            self._malformed_logged = self._malformed
+            log.warning("malformed messages", so_far=self._malformed)
         for client in self._clients.silent(now):
             log.warning("client silent", client=client.name, streams=len(client.streams))
             self._end_client(client, errors.CANCELLED, "the client was silent for 3 s")
@@ -498,3 +570,12 @@ class StreamerActor(Actor):
         if self._aborts:
             aborts, self._aborts = self._aborts, []
             self._engine.abort(aborts)
+            self._submit_due()  # a suspect that was cancelled makes room for the next
+
+
+def _fault_of(messages: list[dict[str, Any]]) -> InvalidParam | None:
+    try:
+        check_messages(messages)
+    except InvalidParam as error:
+        return error
+    return None

@@ -4,6 +4,7 @@ Owned by the streamer's one thread.
 """
 
 from collections.abc import Callable
+from enum import Enum
 
 import structlog
 import zmq
@@ -14,6 +15,13 @@ from protocol.messages import Abort, ActorState, Attach, EngineCommand, Step, Su
 from protocol.sockets import connect_dealer
 
 log = structlog.get_logger()
+
+
+class Loss(Enum):
+    """How an engine went."""
+
+    DEATH = "death"
+    PLANNED = "planned"
 
 
 class EngineLink:
@@ -30,20 +38,29 @@ class EngineLink:
         """Whether an engine is there to take requests."""
         return self._socket is not None
 
-    def follow(self, actors: list[ActorState]) -> bool:
-        """Keep to the current engine. Returns True when the one we had is gone."""
-        current = next((a for a in actors if a.role == "engine" and a.state == "ready"), None)
-        lost = False
-        if self._socket is not None and (current is None or current.epoch != self.epoch):
+    def lost(self, actors: list[ActorState]) -> Loss | None:
+        """Let go of the engine when it is gone, after reading what it still sent. None while there is nothing new."""
+        if self._socket is None:
+            return None
+        ours = next((a for a in actors if a.role == "engine" and a.epoch == self.epoch), None)
+        if ours is not None and ours.state == "ready":
+            return None
+        self._receive()
+        if self._socket is not None:
             self._actor.remove_socket(self._socket)
             self._socket = None
-            lost = True
-        if self._socket is None and current is not None:
-            self.epoch = current.epoch
-            self._socket = connect_dealer(self._actor.context, current.endpoint)
-            self._actor.add_socket(self._socket, self._receive)
-            self._send(Attach(self.epoch, self._actor.me.epoch))
-        return lost
+        return Loss.PLANNED if ours is not None and ours.state == "stopping" else Loss.DEATH
+
+    def found(self, actors: list[ActorState]) -> bool:
+        """Attach to an engine that is ready when we have none. True when there is one now that wasn't before."""
+        current = next((a for a in actors if a.role == "engine" and a.state == "ready"), None)
+        if self._socket is not None or current is None:
+            return False
+        self.epoch = current.epoch
+        self._socket = connect_dealer(self._actor.context, current.endpoint)
+        self._actor.add_socket(self._socket, self._receive)
+        self._send(Attach(self.epoch, self._actor.me.epoch))
+        return True
 
     def close(self) -> None:
         """Let go of the engine."""

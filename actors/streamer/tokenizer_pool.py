@@ -2,8 +2,12 @@
 
 Owned by the streamer's one thread. Only a few jobs are in a worker's hands, the rest waits here, so that little
 goes down with a dead worker. Long texts have a lane of their own: a worker does one of them beside its short ones.
+
+The texts of a dead worker go to another, or to its successor. Those it was working on may have killed it: each of
+them is then tried on a worker that has nothing else, and one that two workers died of is failed alone.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,9 +28,10 @@ log = structlog.get_logger()
 LONG_JOB = 64 << 10  # bytes; a longer text takes tens of milliseconds
 MAX_SHORT = 2  # jobs in a worker's hands: one to work on, one to go on with
 MAX_LONG = 1
+POISON = 2  # workers that may die of a text
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """One piece of text work: what to do, how large it is in bytes, and whom to tell."""
 
@@ -37,6 +42,8 @@ class Job:
     ids: bytes | None = None
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    deaths: int = 0  # of workers that were at it
+    cancelled: bool = False
 
     @property
     def long(self) -> bool:
@@ -64,7 +71,7 @@ class Job:
         return Encoded(0, 0, code=code, message=message)
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
     """One tokenizer incarnation as seen from here."""
 
@@ -76,6 +83,18 @@ class Worker:
         """Jobs it has of one lane."""
         return sum(job.long == long for job in self.outstanding.values())
 
+    @property
+    def alone(self) -> bool:
+        """Whether it has a suspect, which nothing may be beside."""
+        return any(job.deaths for job in self.outstanding.values())
+
+    def at_work(self) -> list[Job]:
+        """The jobs it is doing: the oldest of each lane."""
+        lanes: dict[bool, Job] = {}
+        for job in self.outstanding.values():
+            lanes.setdefault(job.long, job)
+        return list(lanes.values())
+
 
 class TokenizerPool:
     """All tokenizers of the cast and the jobs that wait for one."""
@@ -85,17 +104,19 @@ class TokenizerPool:
         self._workers: dict[int, Worker] = {}
         self._short: deque[Job] = deque()
         self._long: deque[Job] = deque()
+        self._suspects: deque[Job] = deque()
         self._numbers = 0
+        self._known = False
 
     @property
-    def ready(self) -> bool:
-        """Whether at least one tokenizer can take work."""
-        return bool(self._workers)
+    def known(self) -> bool:
+        """Whether there has ever been a tokenizer; one that is gone will be replaced."""
+        return self._known
 
     @property
     def waiting(self) -> int:
         """Jobs not yet in a worker's hands."""
-        return len(self._short) + len(self._long)
+        return len(self._short) + len(self._long) + len(self._suspects)
 
     def follow(self, actors: list[ActorState]) -> None:
         """Connect to tokenizers that became ready and let go of those that are gone or were replaced."""
@@ -109,12 +130,20 @@ class TokenizerPool:
                 socket = connect_dealer(self._actor.context, state.endpoint)
                 worker = self._workers[index] = Worker(state.epoch, socket)
                 self._actor.add_socket(socket, partial(self._receive, worker))
+                self._known = True
         self._dispatch()
 
     def submit(self, job: Job) -> None:
         """Have a job done; `job.done` is called with the result, once."""
         (self._long if job.long else self._short).append(job)
         self._dispatch()
+
+    def cancel(self, job: Job) -> None:
+        """Nobody wants this job any more: it leaves its lane, and a result that still comes is dropped."""
+        job.cancelled = True
+        for lane in (self._short, self._long, self._suspects):
+            with contextlib.suppress(ValueError):
+                lane.remove(job)
 
     def close(self) -> None:
         """Let go of all tokenizers; the streams are ended already."""
@@ -124,31 +153,62 @@ class TokenizerPool:
 
     def _drop(self, index: int, worker: Worker) -> None:
         del self._workers[index]
+        self._receive_last(worker)
         self._actor.remove_socket(worker.socket)
-        for job in worker.outstanding.values():
-            job.done(job.failed(TOKENIZER_LOST, "the tokenizer process died while it worked on this text"))
+        for job in worker.at_work():
+            job.deaths += 1
+        for job in reversed(worker.outstanding.values()):
+            if job.cancelled:
+                continue
+            if job.deaths >= POISON:
+                log.error("text given up", size=job.size)
+                self._finish(job, job.failed(TOKENIZER_LOST, f"{POISON} tokenizer processes ended while at this text"))
+            elif job.deaths:
+                self._suspects.append(job)
+            else:
+                (self._long if job.long else self._short).appendleft(job)
+
+    @staticmethod
+    def _finish(job: Job, result: TokenizerResult) -> None:
+        if not job.cancelled:
+            job.done(result)
 
     def _dispatch(self) -> None:
+        reserved = self._try_suspects()
         for lane, most in ((self._short, MAX_SHORT), (self._long, MAX_LONG)):
-            while lane and self._workers:
-                long = lane is self._long
-                worker = min(self._workers.values(), key=lambda w: w.in_hand(long))
-                if worker.in_hand(long) >= most:
+            long = lane is self._long
+            while lane:
+                free = [w for w in self._workers.values() if w is not reserved and not w.alone]
+                worker = min(free, key=lambda w: w.in_hand(long), default=None)
+                if worker is None or worker.in_hand(long) >= most:
                     break
                 self._give(lane.popleft(), worker)
+
+    def _try_suspects(self) -> Worker | None:
+        """Give suspects to workers that have nothing else. Returns the worker that is kept free for the next one."""
+        while self._suspects:
+            worker = min(self._workers.values(), key=lambda w: len(w.outstanding), default=None)
+            if worker is None or worker.outstanding:
+                return worker
+            self._give(self._suspects.popleft(), worker)
+        return None
 
     def _give(self, job: Job, worker: Worker) -> None:
         self._numbers += 1
         try:
             worker.socket.send(encode(job.message(worker.epoch, self._numbers)), zmq.NOBLOCK)
         except CodecError as error:  # nested deeper than can be sent on
-            job.done(job.failed(INVALID_REQUEST, str(error)))
+            self._finish(job, job.failed(INVALID_REQUEST, str(error)))
         except zmq.ZMQError as error:
-            job.done(job.failed(TOKENIZER_LOST, f"the tokenizer process takes no work: {error}"))
+            self._finish(job, job.failed(TOKENIZER_LOST, f"the tokenizer process takes no work: {error}"))
         else:
             worker.outstanding[self._numbers] = job
 
     def _receive(self, worker: Worker) -> None:
+        self._receive_last(worker)
+        self._dispatch()
+
+    def _receive_last(self, worker: Worker) -> None:
         while True:
             try:
                 frame = worker.socket.recv(zmq.NOBLOCK)
@@ -161,5 +221,4 @@ class TokenizerPool:
                 continue
             job = worker.outstanding.pop(result.job, None) if result.epoch == worker.epoch else None
             if job is not None:
-                job.done(result)
-        self._dispatch()
+                self._finish(job, result)

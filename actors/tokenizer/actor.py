@@ -16,6 +16,7 @@ import zmq
 from actors.base import Actor, Socket, StartError
 from actors.model_files import read_model_files
 from actors.tokenizer.text_jobs import TextJobs
+from actors.tokenizer.time_limit import TimeLimit
 from protocol.codec import CodecError, encode, job_codec
 from protocol.messages import ModelCard
 from protocol.sockets import bind_router
@@ -33,7 +34,8 @@ class TokenizerActor(Actor):
         config = self.config
         try:
             files = read_model_files(config.model_path)
-            self._jobs = TextJobs(files, config.model_name, trust_remote_code=config.trust_remote_code)
+            trust = config.trust_remote_code
+            self._jobs = TextJobs(files, config.model_name, TimeLimit(), trust_remote_code=trust)
         except (OSError, ValueError) as error:
             raise StartError(f"the tokenizer of {config.model_path} can't be loaded: {error}") from error
         self._to_thread, thread_in = self._pair("long-jobs")
@@ -63,9 +65,10 @@ class TokenizerActor(Actor):
     def _serve(self) -> None:
         # One job per turn: the control channel is looked at in between.
         try:
-            peer, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return
+        peer, frame = frames[0], frames[-1]
         try:
             job = job_codec.decode(frame)
         except CodecError as error:

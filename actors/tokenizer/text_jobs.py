@@ -10,6 +10,7 @@ import structlog
 from actors.model_files import ModelFiles
 from actors.tokenizer.chat_template import ChatTemplate
 from actors.tokenizer.text_tokenizer import load_tokenizer
+from actors.tokenizer.time_limit import TimeLimit, TooSlow
 from protocol.errors import INTERNAL_ERROR, INVALID_REQUEST
 from protocol.ids import pack_ids, unpack_ids
 from protocol.messages import Decode, Decoded, Encode, Encoded, TokenizerResult
@@ -25,12 +26,22 @@ def printable(error: Exception) -> str:
     return str(error).encode(errors="replace").decode()
 
 
+def job_size(job: Encode | Decode) -> int:
+    """About how many bytes of text a job is about."""
+    if isinstance(job, Decode):
+        return len(job.ids)
+    return len(job.text or "") + sum(len(str(message.get("content"))) for message in job.messages or ())
+
+
 class TextJobs:
     """The tokenizer and the chat template of one model."""
 
-    def __init__(self, files: ModelFiles, model_name: str, *, trust_remote_code: bool = False) -> None:
-        """Load them. Raises OSError or ValueError with what to change."""
+    def __init__(
+        self, files: ModelFiles, model_name: str, time_limit: TimeLimit, *, trust_remote_code: bool = False
+    ) -> None:
+        """Load them. `time_limit` bounds each job. Raises OSError or ValueError with what to change."""
         self._model_name = model_name
+        self._limit = time_limit
         self._tokenizer = load_tokenizer(files.path, trust_remote_code=trust_remote_code)
         template = files.chat_template
         self._template = ChatTemplate(template, files.special_tokens) if template else None
@@ -40,6 +51,14 @@ class TextJobs:
 
         With `pause` a text is tokenized in pieces, and `pause` is called after each.
         """
+        try:
+            with self._limit.on(job_size(job)):
+                return self._work(job, pause)
+        except TooSlow as error:
+            kind = Decoded if isinstance(job, Decode) else Encoded
+            return kind(job.epoch, job.job, code=INVALID_REQUEST, message=str(error))
+
+    def _work(self, job: Encode | Decode, pause: Callable[[], None] | None) -> TokenizerResult:
         if isinstance(job, Decode):
             try:
                 return Decoded(job.epoch, job.job, self._tokenizer.decode(unpack_ids(job.ids)))

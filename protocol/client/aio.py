@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from protocol.client.connection import Connection
-from protocol.client.requests import Delta, Messages, build_generate, error_of, split_deltas
-from protocol.endpoints import find_endpoint
+from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
+from protocol.endpoints import find_endpoint, find_successor
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_ids
 from protocol.messages import (
@@ -39,8 +39,10 @@ class AsyncStream:
     buffered. Raises RequestRejected or RequestFailed from the iteration when the stream did not finish.
     """
 
-    def __init__(self, client: "AsyncClient", ref: int) -> None:
+    def __init__(self, client: "AsyncClient", ref: int, label: str) -> None:
         self.ref = ref
+        self.name = label or str(ref)
+        self.tokens = 0  # that have come
         self.prompt_tokens: int | None = None
         self.end: End | None = None
         self._client = client
@@ -88,6 +90,8 @@ class AsyncStream:
 
     def _deliver(self, item: Delta | End | CallboardError) -> None:
         self._items.append(item)
+        if isinstance(item, Delta):
+            self.tokens += item.count
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -96,10 +100,19 @@ class AsyncClient:
     """Talks to a running server over ZeroMQ, from one event loop.
 
     Make it with `await AsyncClient.connect(…)`, or use `async with AsyncClient(…) as client`. Arguments are those
-    of `Client`; `name_in_logs` is how the server's logs call this client.
+    of `Client`; `name_in_logs` is how the server's logs call this client. It reconnects as `Client` does, with
+    `on_lost` called on the event loop; a `reconnect` time of 0 makes the first loss final.
     """
 
-    def __init__(self, name: str | None = None, *, endpoint: str | None = None, name_in_logs: str = "") -> None:
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        endpoint: str | None = None,
+        name_in_logs: str = "",
+        reconnect: float = RECONNECT,
+    ) -> None:
+        self._reconnect = reconnect
         self._name = name
         self._endpoint = endpoint
         self._name_in_logs = name_in_logs
@@ -131,7 +144,14 @@ class AsyncClient:
             self._call_soon(self._on_lost, error)
 
         endpoint = find_endpoint(self._name, self._endpoint)
-        return Connection(endpoint, hand_over, lost, name=self._name_in_logs)
+        return Connection(
+            endpoint,
+            hand_over,
+            lost,
+            name=self._name_in_logs,
+            find=lambda: find_successor(endpoint, self._name),
+            reconnect=self._reconnect,
+        )
 
     def _call_soon(self, callback: Callable[[Any], None], argument: Any) -> None:
         try:
@@ -157,7 +177,7 @@ class AsyncClient:
         ref = next(self._refs)
         request = build_generate(ref, prompt=prompt, messages=messages, ids=ids, options=options)
         self._connection.send(request)
-        stream = self._streams[ref] = AsyncStream(self, ref)
+        stream = self._streams[ref] = AsyncStream(self, ref, request.label)
         return stream
 
     async def tokenize(
@@ -252,8 +272,10 @@ class AsyncClient:
 
     def _end_all(self, error: CallboardError) -> None:
         streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream._deliver(error)
+        lost = Lost(error, [stream.name for stream in streams.values()])
+        for ref, stream in streams.items():
+            stream._deliver(lost.of(stream.name, stream.tokens))
+            self._cancel(ref)  # should its request have been queued for the successor already
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)

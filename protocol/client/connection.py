@@ -1,10 +1,11 @@
 """One connection to a server: a DEALER socket on a thread of its own.
 
 The thread sends what the program queued, hands every message that arrives to `on_message`, pings each second and
-notices a server that is gone. So a program that is busy, or reads slowly, is never taken for dead. `Client` and
-`AsyncClient` are built on it.
+notices a server that is gone. So a program that is busy, or reads slowly, is never taken for dead. After a loss it
+connects to the server's successor: what is queued meanwhile waits for it. `Client` and `AsyncClient` are built on it.
 """
 
+import math
 import os
 import socket as stdlib_socket
 import threading
@@ -36,13 +37,18 @@ from protocol.sockets import connect_dealer
 
 PING_INTERVAL = 1.0  # seconds
 SILENCE_LIMIT = 3.0  # seconds without a word from the server until it counts as lost
+CONNECT_TIMEOUT = 5.0  # seconds that the first connection may take
+GREETING_TIMEOUT = 1.0  # seconds until a successor that doesn't answer is looked for anew
+RECONNECT_PAUSE = 0.2  # seconds between two looks for the server's successor
 
 
 class Connection:
     """Owns the socket and the thread. Thread-safe: `send` and `close` may be called from anywhere.
 
-    `on_message` and `on_lost` are called on the connection's thread and must not block. `on_lost` is called at
-    most once; afterwards the connection is of no use.
+    `on_message` and `on_lost` are called on the connection's thread and must not block. `on_lost` is called once for
+    each server that was lost: all that was under way is over then. With a `reconnect` time, in seconds, a successor is
+    looked for that long, by `find`, which returns its endpoint or raises ServerNotFound; when there is none `on_lost`
+    is called a last time, and the connection is of no use, as it is after the first loss without such a time.
     """
 
     def __init__(
@@ -52,13 +58,17 @@ class Connection:
         on_lost: Callable[[CallboardError], None],
         *,
         name: str = "",
-        connect_timeout: float = 5.0,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        find: Callable[[], str] | None = None,
+        reconnect: float = 0.0,
     ) -> None:
         self.endpoint = endpoint
         self.lost: CallboardError | None = None
         self._on_message = on_message
         self._on_lost = on_lost
         self._name = name or f"pid {os.getpid()}"
+        self._find = find or (lambda: endpoint)
+        self._reconnect = reconnect
         self._outbox: deque[bytes] = deque()
         self._wake_out, self._wake_in = stdlib_socket.socketpair()
         self._wake_out.setblocking(False)
@@ -66,14 +76,17 @@ class Connection:
         self._closing = False
         self._welcome: Welcome | None = None
         self._welcomed = threading.Event()
+        self._incarnation: int | None = None  # of the server at the other end, once it has answered
+        self._cut: CallboardError | None = None  # why the present socket is of no use any more
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._thread = threading.Thread(target=self._run, name="callboard-client", daemon=True)
         self._thread.start()
         if not self._welcomed.wait(connect_timeout):
             self.close()
             raise ServerNotFound("server_not_found", f"no server answered at {endpoint} within {connect_timeout:g} s")
-        if self.lost is not None:
+        if self._welcome is None:
             self.close()
+            assert self.lost is not None
             raise self.lost
 
     @property
@@ -85,7 +98,7 @@ class Connection:
     def send(self, message: ClientMessage) -> None:
         """Queue a message for the server.
 
-        Raises CodecError when it has no wire form and ServerLost when the connection is lost.
+        Raises CodecError when it has no wire form and ServerLost when the connection is lost for good.
         """
         frame = encode(message)
         if self.lost is not None:
@@ -113,45 +126,94 @@ class Connection:
     # All below runs on the connection's thread.
 
     def _run(self) -> None:
-        dealer = None
         try:
-            dealer = connect_dealer(self._context, self.endpoint)
-            self._serve(dealer)
-        except zmq.ZMQError as error:
-            self._lose(ServerLost(SERVER_LOST, f"the connection to {self.endpoint} failed: {error}"))
+            served = self._serve_one(self.endpoint)
+            while served and self._welcome is not None and self._may_reconnect():
+                until = time.monotonic() + self._reconnect
+                while not (served := self._serve_successor()) and not self._closing and time.monotonic() < until:
+                    self._pause(RECONNECT_PAUSE)
         finally:
-            if dealer is not None:
-                dealer.close(linger=500)
+            self._give_up()
             self._context.destroy(linger=500)
             self._wake_out.close()
             self._wake_in.close()
 
-    def _serve(self, dealer: "zmq.Socket[bytes]") -> None:
+    def _may_reconnect(self) -> bool:
+        return self._reconnect > 0 and not self._closing and isinstance(self._cut, ServerLost)
+
+    def _serve_successor(self) -> bool:
+        """Look for the server once; True when it was there, and is lost again."""
+        try:
+            endpoint = self._find()
+        except CallboardError:
+            return False
+        return self._serve_one(endpoint, GREETING_TIMEOUT)
+
+    def _serve_one(self, endpoint: str, patience: float = 0.0) -> bool:
+        """Serve one socket until it is of no use. Whether a server answered; 0 `patience` waits for that for ever."""
+        self._cut = None
+        welcome, self._incarnation = self._welcome, None
+        dealer = None
+        try:
+            dealer = connect_dealer(self._context, endpoint)
+            self._serve(dealer, patience)
+        except zmq.ZMQError as error:
+            self._lose(ServerLost(SERVER_LOST, f"the connection to {endpoint} failed: {error}"))
+        finally:
+            if dealer is not None:
+                # What a lost server has not taken would otherwise hold up the next one.
+                dealer.close(linger=0 if self._cut else 500)
+        if self._incarnation is None and welcome is not None:
+            return False  # nothing was sent, so what is queued can wait on
+        if self._cut is not None and self._welcome is not None:
+            self._outbox.clear()
+            if self._may_reconnect():
+                self._on_lost(self._cut)
+        return True
+
+    def _give_up(self) -> None:
+        if self._closing:
+            return
+        self.lost = self._cut or ServerLost(SERVER_LOST, "the connection has ended")
+        self._welcomed.set()
+        self._on_lost(self.lost)
+
+    def _pause(self, seconds: float) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake_out.fileno(), zmq.POLLIN)
+        until = time.monotonic() + seconds
+        while not self._closing and (left := until - time.monotonic()) > 0:
+            poller.poll(max(1, int(left * 1000)))
+            self._drain_wakeups()
+
+    def _serve(self, dealer: "zmq.Socket[bytes]", patience: float) -> None:
         poller = zmq.Poller()
         poller.register(dealer, zmq.POLLIN)
         poller.register(self._wake_out.fileno(), zmq.POLLIN)
         dealer.send(encode(Hello(PROTOCOL_VERSION, self._name)), zmq.NOBLOCK)
-        heard = time.monotonic()
+        began = heard = time.monotonic()
         next_ping = heard + PING_INTERVAL
         seq = 0
-        while self.lost is None:
-            now = time.monotonic()
-            if poller.poll(max(0, int((next_ping - now) * 1000))):
+        while self._cut is None:
+            due = next_ping if self._incarnation is None else min(next_ping, heard + SILENCE_LIMIT)
+            if poller.poll(max(0, math.ceil((due - time.monotonic()) * 1000))):
                 self._drain_wakeups()
             if self._receive(dealer):
                 heard = time.monotonic()
-            self._send_queued(dealer)
+            if self._incarnation is not None:
+                self._send_queued(dealer)
             if self._closing:
                 return
             now = time.monotonic()
+            if patience and self._incarnation is None and now - began > patience:
+                self._lose(ServerLost(SERVER_LOST, "the server did not answer"))
+                return
+            if now - due > PING_INTERVAL:
+                heard = now  # a late turn means this process slept, not the server: ask before judging
+            if self._incarnation is not None and now - heard >= SILENCE_LIMIT:
+                self._lose(ServerLost(SERVER_LOST, f"the server was silent for {SILENCE_LIMIT:g} s"))
+                return
             if now >= next_ping:
-                # A late turn means this process slept, not the server: ask before judging.
-                slept = now - next_ping > PING_INTERVAL
-                if self._welcome is not None and now - heard > SILENCE_LIMIT and not slept:
-                    self._lose(ServerLost(SERVER_LOST, f"the server was silent for {SILENCE_LIMIT:g} s"))
-                    return
-                if slept:
-                    heard = now
                 seq += 1
                 dealer.send(encode(Ping(seq)), zmq.NOBLOCK)
                 next_ping = now + PING_INTERVAL
@@ -173,7 +235,7 @@ class Connection:
 
     def _receive(self, dealer: "zmq.Socket[bytes]") -> bool:
         received = False
-        while self.lost is None:
+        while self._cut is None:
             try:
                 frame = dealer.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -188,11 +250,11 @@ class Connection:
 
     def _handle(self, message: ServerMessage) -> None:
         match message:
-            case Welcome():
-                if self._welcome is not None and message.incarnation != self._welcome.incarnation:
+            case Welcome(incarnation=incarnation):
+                if self._incarnation not in (None, incarnation):
                     self._lose(ServerLost(SERVER_LOST, "the server was replaced"))
                     return
-                self._welcome = message
+                self._welcome, self._incarnation = message, incarnation
                 self._welcomed.set()
             case Refused(version=version, message=text):
                 if version == PROTOCOL_VERSION:  # it has forgotten us, or never knew us
@@ -200,13 +262,11 @@ class Connection:
                 else:
                     self._lose(CallboardError(PROTOCOL_MISMATCH, text))
             case Pong(incarnation=incarnation):
-                if self._welcome is not None and incarnation != self._welcome.incarnation:
+                if self._incarnation not in (None, incarnation):
                     self._lose(ServerLost(SERVER_LOST, "the server was replaced"))
             case _:
                 self._on_message(message)
 
     def _lose(self, error: CallboardError) -> None:
-        if self.lost is None:
-            self.lost = error
-            self._welcomed.set()
-            self._on_lost(error)
+        if self._cut is None:
+            self._cut = error

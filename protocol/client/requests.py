@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 
 from protocol.codec import CodecError
-from protocol.errors import CANCELLED, CallboardError, RequestFailed, RequestRejected
+from protocol.errors import CANCELLED, CallboardError, RequestFailed, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_ids
 from protocol.messages import Deltas, End, Generate, SamplingParams, TokenLogprobs
 
 Messages = list[dict[str, Any]]
+
+RECONNECT = 30.0  # seconds that a client looks for the successor of a server that it lost
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -96,3 +98,20 @@ def error_of(end: End) -> CallboardError | None:
         return None
     kind = RequestRejected if end.outcome == "rejected" else RequestFailed
     return kind(end.code, end.message, param=end.param, retry_after=end.retry_after)
+
+
+class Lost:
+    """What a lost server means for each of the streams `names` that were open: makes their errors."""
+
+    def __init__(self, error: CallboardError, names: Iterable[str]) -> None:
+        self._error = error
+        self._names = tuple(names)
+
+    def of(self, name: str, tokens: int) -> CallboardError:
+        """The error of one stream, which had brought `tokens` tokens."""
+        error = self._error
+        if not isinstance(error, ServerLost):
+            return error
+        lost = ServerLost(error.code, f"{error.message}; stream {name} is lost after {tokens} tokens")
+        lost.streams = self._names
+        return lost

@@ -4,12 +4,12 @@ import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from protocol.client.connection import Connection
-from protocol.client.requests import Delta, Messages, build_generate, error_of, split_deltas
-from protocol.endpoints import find_endpoint
+from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
+from protocol.endpoints import find_endpoint, find_successor
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_ids
 from protocol.messages import (
@@ -36,8 +36,10 @@ class Stream:
     Raises RequestRejected or RequestFailed from the iteration when the stream did not finish.
     """
 
-    def __init__(self, client: "Client", ref: int, credit_every: int) -> None:
+    def __init__(self, client: "Client", ref: int, label: str, credit_every: int) -> None:
         self.ref = ref
+        self.name = label or str(ref)
+        self.tokens = 0  # that have come
         self.prompt_tokens: int | None = None
         self.end: End | None = None
         self._client = client
@@ -83,14 +85,26 @@ class Client:
 
     Without arguments it takes `$CALLBOARD_ENDPOINT` or the only running server; `name` picks one of several.
     Raises ServerNotFound when there is none.
+
+    When the server is lost, open streams raise ServerLost, and the client connects to its successor, for which it
+    looks `reconnect` seconds long; requests made meanwhile wait. `on_lost` is called with the error, on the
+    connection's thread, after the streams were told.
     """
 
-    def __init__(self, name: str | None = None, *, endpoint: str | None = None) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, name: str | None = None, *, endpoint: str | None = None, reconnect: float = RECONNECT) -> None:
+        self._lock = threading.RLock()
+        self.on_lost: Callable[[CallboardError], None] | None = None
         self._streams: dict[int, Stream] = {}
         self._calls: dict[int, queue.SimpleQueue[ServerMessage | CallboardError]] = {}
         self._refs = itertools.count(1)
-        self._connection = Connection(find_endpoint(name, endpoint), self._on_message, self._on_lost)
+        found = find_endpoint(name, endpoint)
+        self._connection = Connection(
+            found,
+            self._on_message,
+            self._on_lost,
+            find=lambda: find_successor(found, name),
+            reconnect=reconnect,
+        )
         self._credit_every = max(1, self._connection.welcome.window // 4)
 
     def generate(
@@ -109,15 +123,10 @@ class Client:
         """
         ref = next(self._refs)
         request = build_generate(ref, prompt=prompt, messages=messages, ids=ids, options=options)
-        stream = Stream(self, ref, self._credit_every)
-        with self._lock:
-            self._streams[ref] = stream
-        try:
+        stream = Stream(self, ref, request.label, self._credit_every)
+        with self._lock:  # so that a loss comes before both or after both
             self._connection.send(request)
-        except Exception:
-            with self._lock:
-                self._streams.pop(ref, None)
-            raise
+            self._streams[ref] = stream
         return stream
 
     def tokenize(
@@ -164,10 +173,10 @@ class Client:
 
     def _call(self, message: Tokenize | Detokenize | ListModels) -> ServerMessage:
         answers: queue.SimpleQueue[ServerMessage | CallboardError] = queue.SimpleQueue()
-        with self._lock:
-            self._calls[message.ref] = answers
         try:
-            self._connection.send(message)
+            with self._lock:
+                self._calls[message.ref] = answers
+                self._connection.send(message)
             answer = answers.get()
         finally:
             with self._lock:
@@ -179,11 +188,11 @@ class Client:
         return answer
 
     def _grant(self, ref: int, count: int) -> None:
-        with contextlib.suppress(ServerLost):
+        with contextlib.suppress(CallboardError):
             self._connection.send(Credit([ref], [count]))
 
     def _cancel(self, ref: int) -> None:
-        with contextlib.suppress(ServerLost):
+        with contextlib.suppress(CallboardError):
             self._connection.send(Cancel(ref))
 
     # Called on the connection's thread.
@@ -194,10 +203,13 @@ class Client:
                 case Deltas():
                     for ref, item in split_deltas(message):
                         stream = self._streams.get(ref)
-                        if stream is not None:
-                            stream._queue.put(item)
-                            if isinstance(item, End):
-                                del self._streams[ref]
+                        if stream is None:
+                            continue
+                        stream._queue.put(item)
+                        if isinstance(item, End):
+                            del self._streams[ref]
+                        else:
+                            stream.tokens += item.count
                 case Accepted(ref=ref, prompt_tokens=prompt_tokens):
                     if ref in self._streams:
                         self._streams[ref].prompt_tokens = prompt_tokens
@@ -207,8 +219,12 @@ class Client:
 
     def _on_lost(self, error: CallboardError) -> None:
         with self._lock:
-            for stream in self._streams.values():
-                stream._queue.put(error)
+            streams, self._streams = self._streams, {}
+            lost = Lost(error, [stream.name for stream in streams.values()])
+            for ref, stream in streams.items():
+                stream._queue.put(lost.of(stream.name, stream.tokens))
+                self._cancel(ref)  # should its request have been queued for the successor already
             for answers in self._calls.values():
                 answers.put(error)
-            self._streams.clear()
+        if self.on_lost is not None:
+            self.on_lost(error)

@@ -93,6 +93,7 @@ EXAMPLES = [
             logprobs=[[], [m.TokenLogprobs(6, -0.5, b"\6\0\0\0", pack_floats([-0.5]), b"\xc3", [b"\xc3"], 9)]],
         ),
     ),
+    (report_codec, m.EngineUse(7, True, False)),
 ]
 
 

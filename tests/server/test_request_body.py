@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec import encode
+from protocol.limits import MAX_DEPTH
 from server.chat import parse_chat
 from server.completions import parse_completion
 from server.errors import MAX_MESSAGE, ApiError
 from server.generation import Generation
-from server.request_body import MAX_DEPTH, check_depth
+from server.request_body import check_depth
 from server.schemas import ChatRequest, CompletionRequest
 from server.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
 

@@ -36,6 +36,12 @@ def test_flags_win_over_environment_over_file(tmp_path):
     assert settings.allow_origins == ["http://a", "http://b"]
 
 
+def test_keys_may_be_given_several_times_or_in_the_environment():
+    assert resolve(["--api-key", "a", "--api-key", "b,c"]).api_key == ["a", "b", "c"]
+    assert resolve([], {"CALLBOARD_API_KEY": "a,b"}.items()).api_key == ["a", "b"]
+    assert resolve(["--zmq-tcp", "[::1]:5555"]).zmq_tcp == "[::1]:5555"
+
+
 def test_booleans(tmp_path):
     assert resolve(["--trust-remote-code"]).trust_remote_code
     assert not resolve(["--no-trust-remote-code"], {"CALLBOARD_TRUST_REMOTE_CODE": "1"}.items()).trust_remote_code
@@ -49,6 +55,10 @@ def test_booleans(tmp_path):
         (["--port", "70000"], {}, None, "--port: 70000 is not in 0 … 65535"),
         ([], {"CALLBOARD_STREAM_INTERVAL": "0"}, None, "CALLBOARD_STREAM_INTERVAL: 0 is not in"),
         ([], {"CALLBOARD_LOG_LEVEL": "loud"}, None, "CALLBOARD_LOG_LEVEL"),
+        (["--zmq-tcp", "0.0.0.0:5555"], {}, None, "no loopback address"),
+        (["--zmq-tcp", "example.org:5555"], {}, None, "no loopback address"),
+        (["--zmq-tcp", "127.0.0.1:70000"], {}, None, "70000 is not in"),
+        (["--zmq-tcp", "127.0.0.1:5555", "--api-key", "x"], {}, None, "can't be used together"),
         ([], {}, "prot = 1", "no setting is called 'prot'"),
         ([], {}, "port = 'abc'", "port: 'abc' is no whole number"),
         ([], {}, "port = ", "is not TOML"),

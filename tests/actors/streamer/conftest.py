@@ -26,6 +26,7 @@ from protocol.messages import (
     Decoded,
     Drain,
     Encoded,
+    EngineUse,
     ModelCard,
     Probe,
     Ready,
@@ -97,6 +98,7 @@ class Rig:
 
     def __init__(self, model: Path, **settings):
         self.run_dir = Path(tempfile.mkdtemp(prefix="cb-", dir="/tmp"))
+        self.uses: list[EngineUse] = []
         self.context = zmq.Context()
         self.supervisor = bind_router(self.context, ipc_endpoint(self.run_dir, "control"))
         self.supervisor.rcvtimeo = 20_000
@@ -140,7 +142,12 @@ class Rig:
             socket.send_multipart([peer, encode(answer)])
 
     def hear(self):
-        return report_codec.decode(self.supervisor.recv_multipart()[-1])
+        """The streamer's next report; what it says of the engine is kept in `uses`."""
+        while True:
+            report = report_codec.decode(self.supervisor.recv_multipart()[-1])
+            if not isinstance(report, EngineUse):
+                return report
+            self.uses.append(report)
 
     def order(self, message):
         self.supervisor.send_multipart([b"streamer-0-1", encode(message)])
@@ -152,12 +159,19 @@ class Rig:
         assert isinstance(answer, Alive)
         return answer.streams
 
-    def announce(self, engine=True, tokenizer=True):
+    def replace_engine(self, state="dead"):
+        """The engine is gone, in this state; another one is ready."""
+        self.announce(engine_state=state)
+        self.engine.socket.close(linger=0)
+        self.engine = Engine(self.context, self.run_dir, self.engine.epoch + 10)
+        self.announce()
+
+    def announce(self, engine=True, tokenizer=True, engine_state="ready"):
         """Tell the streamer who is there."""
         actors = []
         if engine:
             epoch, endpoint = self.engine.epoch, self.engine.endpoint
-            actors.append(ActorState("engine", "engine", 0, 1, "ready", epoch, endpoint))
+            actors.append(ActorState("engine", "engine", 0, 1, engine_state, epoch, endpoint))
         if tokenizer:
             endpoint = ipc_endpoint(self.run_dir, "tokenizer0-3")
             actors.append(ActorState("tokenizer0", "tokenizer", 0, 1, "ready", 3, endpoint))

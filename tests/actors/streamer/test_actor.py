@@ -1,5 +1,6 @@
 """The streamer as its clients and the engine see it, over real sockets."""
 
+import socket
 import threading
 import time
 
@@ -8,9 +9,11 @@ import zmq
 
 from actors.streamer.stream import WINDOW
 from actors.streamer.warm_prompts import read_warm_prompts
+from protocol import Client
 from protocol.codec import encode, server_codec
-from protocol.errors import RequestFailed, RequestRejected
+from protocol.errors import RequestFailed, RequestRejected, ServerLost
 from protocol.ids import unpack_ids
+from protocol.limits import MAX_DEPTH, MAX_MESSAGES
 from protocol.messages import CallFailed, Credit, Deltas, Generate, Hello, Refused, SamplingParams, Stop, Welcome
 from protocol.sockets import connect_dealer
 
@@ -347,13 +350,87 @@ def test_a_deadline_ends_a_stream(rig):
     assert rig.engine.abort() == [rig.engine.submit().rid]
 
 
-def test_a_lost_engine_ends_every_stream(rig):
+def test_streams_go_on_in_a_new_engine_where_they_were(rig):
+    client = rig.client()
+    ids = ids_of(rig, "The capital of France is Paris")
+    stream = client.generate("x", max_tokens=len(ids), seed=7, stop="never seen", label="a")
+    first = rig.engine.submit()
+    for token in ids[:3]:
+        rig.engine.step({first.rid: token})
+    rig.open_streams()
+    rig.replace_engine()
+    again = rig.engine.submit()
+    assert unpack_ids(again.ids) == unpack_ids(first.ids) + ids[:3]
+    assert (again.rid, again.prompt_tokens, again.budget) == (first.rid, first.prompt_tokens, len(ids) - 3)
+    assert (again.seed, again.params) == (7, first.params)
+    run(rig, again, ids[3:])
+    assert stream.text() == "The capital of France is Paris"
+    assert stream.end.usage.completion_tokens == len(ids)
+
+
+def test_a_stop_string_across_a_death_is_found(rig):
+    ids = ids_of(rig, "The capital of France")
+    stream = rig.client().generate("x", stop="ital of Fr")
+    submit = rig.engine.submit()
+    for token in ids[:2]:
+        rig.engine.step({submit.rid: token})
+    rig.open_streams()
+    rig.replace_engine()
+    for token in ids[2:]:
+        rig.engine.step({rig.engine.submit().rid if token == ids[2] else submit.rid: token})
+    assert stream.text() == "The cap"
+
+
+def test_what_a_dead_engine_still_sent_counts(rig):
     stream = rig.client().generate("x")
-    rig.engine.submit()
-    rig.announce(engine=False)
-    with pytest.raises(RequestFailed) as caught:
-        stream.text()
-    assert caught.value.code == "engine_lost"
+    submit = rig.engine.submit()
+    run(rig, submit, ids_of(rig, "done"))
+    rig.announce(engine_state="dead")
+    assert stream.text() == "done"
+
+
+def test_requests_wait_while_the_engine_is_replaced(rig):
+    rig.announce(engine_state="dead")
+    stream = rig.client().generate("x")
+    assert rig.open_streams() <= 1
+    rig.replace_engine()
+    run(rig, rig.engine.submit(), ids_of(rig, "fine"))
+    assert stream.text() == "fine"
+
+
+def test_a_request_that_two_engines_died_of_fails_alone(rig):
+    client = rig.client()
+    good = client.generate("x")
+    decoding = rig.engine.submit()
+    token = ids_of(rig, "a")[0]
+    rig.engine.step({decoding.rid: token})
+    bad = client.generate("bad")
+    suspect = rig.engine.submit()
+    rig.open_streams()
+    rig.replace_engine()
+    assert rig.engine.submit().rid == decoding.rid
+    rig.engine.step({decoding.rid: token})
+    assert rig.engine.submit().rid == suspect.rid
+    rig.replace_engine()
+    with pytest.raises(RequestFailed, match="brought the engine down") as caught:
+        bad.text()
+    assert caught.value.code == "crashed_engine"
+    run(rig, rig.engine.submit(), [token])
+    assert good.text() == "aaa"
+    said = [(use.stepped, use.suspects) for use in rig.uses]
+    assert said[:3] == [(False, False), (False, True), (True, False)]
+
+
+def test_an_engine_that_is_replaced_on_demand_is_nobodys_fault(rig):
+    client = rig.client()
+    streams = [client.generate("x") for _ in range(3)]
+    rids = [rig.engine.submit().rid for _ in streams]
+    for _ in range(3):
+        rig.replace_engine("stopping")
+        assert [rig.engine.submit().rid for _ in streams] == rids
+    for rid in rids:
+        rig.engine.step({rid: ids_of(rig, "a")[0]}, [(rid, "length")])
+    assert [stream.text() for stream in streams] == ["a"] * 3
 
 
 def test_a_stop_order_ends_every_stream(make_rig):
@@ -373,6 +450,29 @@ def test_tokenize_detokenize_and_models(rig):
     assert client.tokenize(messages=[{"role": "user", "content": "hi"}]) == ids_of(rig, "hi")
     assert client.detokenize([1, 2]) == "decoded"
     assert [card.name for card in client.models()] == ["tiny"]
+
+
+def test_loopback_tcp_is_served_too_when_asked_for(make_rig):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    rig = make_rig(zmq_tcp=address)
+    rig.announce()
+    with Client(endpoint=f"tcp://{address}") as client:
+        assert client.tokenize("hello") == ids_of(rig, "hello")
+
+
+def test_number_and_depth_of_messages_are_bounded(rig):
+    client = rig.client()
+    with pytest.raises(RequestRejected, match="not 4097"):
+        client.generate(messages=[{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1)).text()
+    deep = [0]
+    for _ in range(MAX_DEPTH):
+        deep = [deep]
+    for options in ({"messages": [{"role": "user", "content": deep}]}, {"prompt": "x", "template_kwargs": {"a": deep}}):
+        with pytest.raises(RequestRejected, match="nested more than 64"):
+            client.generate(**options).text()
+    with pytest.raises(RequestRejected, match="nested more than 64"):
+        client.tokenize(messages=[{"role": "user", "content": deep}])
 
 
 def test_another_version_is_refused_naming_both(rig):
@@ -433,8 +533,6 @@ def test_a_server_that_vanishes_ends_streams_as_lost(make_rig):
     silent = context.socket(zmq.ROUTER)
     endpoint = f"ipc://{rig.run_dir}/silent"
     silent.bind(endpoint)
-    from protocol import Client
-    from protocol.errors import ServerLost
 
     def welcome():
         identity, _ = silent.recv_multipart()

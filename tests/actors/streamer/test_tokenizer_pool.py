@@ -68,7 +68,7 @@ def test_results_reach_who_asked(tmp_path):
     loop, pool, (tokenizer,) = start(tmp_path)
     done = []
     pool.submit(job(done, "early"))
-    assert not pool.ready
+    assert not pool.known
     assert pool.waiting == 1
     pool.follow([tokenizer.state])
     peer, message = tokenizer.take()
@@ -109,7 +109,7 @@ def test_long_texts_have_a_lane_of_their_own(tmp_path):
     stop(loop)
 
 
-def test_jobs_of_a_dead_tokenizer_fail_and_the_waiting_go_to_its_successor(tmp_path):
+def test_the_texts_of_a_dead_tokenizer_go_to_its_successor(tmp_path):
     loop, pool, (first,) = start(tmp_path)
     done = []
     pool.follow([first.state])
@@ -117,13 +117,88 @@ def test_jobs_of_a_dead_tokenizer_fail_and_the_waiting_go_to_its_successor(tmp_p
         pool.submit(job(done, str(i)))
     first.take()
     pool.follow([])
-    assert [result.code for _, result in done] == ["tokenizer_lost"] * MAX_SHORT
+    assert pool.known
+    assert done == []
+    second = Tokenizer(loop.context, tmp_path, 0, 2)
+    pool.follow([second.state])
+    suspect = second.take()
+    assert suspect[1].text == "0"  # the first was at it when it died: it is tried alone
+    assert not second.socket.poll(50)
+    second.answer(*suspect, epoch=1)
+    second.answer(*suspect)
+    loop.run_until(lambda: len(done) == 1)
+    for text in ("1", "2"):
+        peer, message = second.take()
+        assert message.text == text
+        second.answer(peer, message)
+    loop.run_until(lambda: len(done) == 3)
+    assert not any(result.code for _, result in done)
+    stop(loop)
+
+
+def test_a_text_that_two_tokenizers_died_of_fails_alone(tmp_path):
+    loop, pool, (first,) = start(tmp_path)
+    done = []
+    pool.follow([first.state])
+    for text in ("bad", "a", "b"):
+        pool.submit(job(done, text))
+    assert first.take()[1].text == "bad"
+    pool.follow([])
+    second = Tokenizer(loop.context, tmp_path, 0, 2)
+    pool.follow([second.state])
+    assert second.take()[1].text == "bad"
+    pool.follow([])
+    ((text, result),) = done
+    assert (text, result.code) == ("bad", "tokenizer_lost")
+    assert "2 tokenizer processes" in result.message
+    third = Tokenizer(loop.context, tmp_path, 0, 3)
+    pool.follow([third.state])
+    for _ in range(2):
+        peer, message = third.take()
+        third.answer(peer, message)
+    loop.run_until(lambda: len(done) == 3)
+    assert {text for text, result in done if not result.code} == {"a", "b"}
+    stop(loop)
+
+
+def test_a_suspect_waits_for_a_tokenizer_that_has_nothing_else(tmp_path):
+    loop, pool, (first, other) = start(tmp_path, 2)
+    done = []
+    pool.follow([first.state, other.state])
+    for text in ("bad", "a", "b", "c"):
+        pool.submit(job(done, text))
+    held = [other.take() for _ in range(2)]
+    assert first.take()[1].text == "bad"
+    pool.follow([other.state])
+    pool.submit(job(done, "d"))
+    assert not other.socket.poll(50)
+    for one in held:
+        other.answer(*one)
+    loop.run_until(lambda: len(done) == 2)
+    assert other.take()[1].text == "bad"
+    assert not other.socket.poll(50)
+    stop(loop)
+
+
+def test_a_cancelled_text_leaves_its_lane(tmp_path):
+    loop, pool, (tokenizer,) = start(tmp_path)
+    done = []
+    jobs = [job(done, str(i)) for i in range(4)]
+    for one in jobs:
+        pool.submit(one)
+    pool.cancel(jobs[1])
+    pool.follow([tokenizer.state])
+    pool.cancel(jobs[0])
+    for text in ("0", "2"):
+        peer, message = tokenizer.take()
+        assert message.text == text
+        tokenizer.answer(peer, message)
+    loop.run_until(lambda: done)
+    pool.follow([])
     second = Tokenizer(loop.context, tmp_path, 0, 2)
     pool.follow([second.state])
     peer, message = second.take()
-    assert message.text == str(MAX_SHORT)
-    second.answer(peer, message, epoch=1)
     second.answer(peer, message)
-    loop.run_until(lambda: len(done) == MAX_SHORT + 1)
-    assert not done[-1][1].code
+    loop.run_until(lambda: len(done) == 2)
+    assert [text for text, _ in done] == ["2", "3"]
     stop(loop)

@@ -1,5 +1,6 @@
 """Child processes: their log is passed on, their end explained, and they never outlive their parent."""
 
+import json
 import os
 import subprocess
 import sys
@@ -43,14 +44,17 @@ def test_a_busy_child_ends_with_a_parent_killed_by_sigkill():
 
 def test_the_last_words_of_a_crash_are_kept(capfdbinary):
     code = "import os, sys; print('{\"event\": \"x\"}', 'native abort', sep='\\n', file=sys.stderr); os.abort()"
-    child = Child([sys.executable, "-c", code], dict(os.environ))
+    child = Child([sys.executable, "-c", code], dict(os.environ), actor="engine", epoch=7)
     until = time.monotonic() + 10
     while child.exit_code() is None and time.monotonic() < until:
         time.sleep(0.01)
     assert describe_exit(child.exit_code()) == "was ended by SIGABRT"
     assert child.last_words() == "native abort"
     child.close()
-    assert b"native abort" in capfdbinary.readouterr().err
+    ours, native = capfdbinary.readouterr().err.splitlines()
+    assert ours == b'{"event": "x"}'
+    line = json.loads(native)
+    assert (line["event"], line["actor"], line["pid"], line["epoch"]) == ("native abort", "engine", child.pid, 7)
 
 
 def test_exits_are_described_for_people():

@@ -1,0 +1,87 @@
+"""A real system under load and faults: short forms of the checks in `bench/checks/{recovery,hostile,soaks}.py`."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.checks import hostile, recovery, soaks
+from bench.checks.report import Report
+from bench.harness import RunningServer, callboard, clean_environment
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def breakable(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as links that a test may remove."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    folder.mkdir()
+    for path in tiny_model.iterdir():
+        (folder / path.name).symlink_to(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(breakable: Path) -> Iterator[RunningServer]:
+    """A server whose engine crashes at one prompt, and counts as hanging after 2 s."""
+    arguments = ("--http-workers", "2", "--tokenizers", "2", "--hang-timeout", "2")
+    with RunningServer(breakable, *arguments, environment=recovery.poison_environment()) as running:
+        yield running
+
+
+@pytest.fixture
+def report(server: RunningServer) -> Iterator[Report]:
+    """A report of a check, all of whose claims have to hold."""
+    server.wait_ready(30)
+    report = Report(print)
+    yield report
+    if report.failures:
+        print(server.log()[-4000:])
+    assert report.failures == []
+
+
+def test_an_engine_that_hangs_is_replaced_and_its_streams_go_on(
+    server: RunningServer, tiny_model: Path, report: Report
+):
+    recovery.engine_faults(report, server, tiny_model, streams=12, tokens=300, times=1, how=signal.SIGSTOP, pause=0.2)
+
+
+def test_poison_fails_alone(server: RunningServer, tiny_model: Path, report: Report):
+    recovery.poison(report, server, tiny_model, streams=6, tokens=150)
+
+
+def test_malformed_requests_disturb_nobody(server: RunningServer, tiny_model: Path, report: Report):
+    hostile.malformed(report, server, tiny_model, count=400, streams=6, tokens=30)
+
+
+def test_clients_that_vanish_leave_nothing(server: RunningServer, report: Report):
+    hostile.vanishing(report, server, 60)
+
+
+def test_nothing_is_lost_or_left_after_faults_of_every_kind(server: RunningServer, tiny_model: Path, report: Report):
+    soaks.soak(report, server, tiny_model, streams=12, tokens=40, every=1.2, distinct=24)
+
+
+def test_the_engine_is_replaced_on_demand(server: RunningServer, report: Report):
+    environment = clean_environment() | {"CALLBOARD_HOME": str(server.home)}
+
+    def ask() -> None:
+        subprocess.run([callboard(), "restart-engine"], env=environment, check=True, timeout=60)
+
+    recovery.replaced_on_demand(report, server, streams=6, tokens=60, ask=ask)
+
+
+def test_an_engine_that_cannot_come_back_ends_the_system(server: RunningServer, breakable: Path):
+    """The last test: it ends the server."""
+    server.wait_ready(30)
+    (breakable / "model.safetensors").unlink()
+    server.kill("engine")
+    assert server.wait(60) == 1
+    last = server.log().strip().splitlines()[-1]
+    assert last.startswith("callboard: engine can't start")
+    assert "3 in a row" in last
+    assert server.leftover() == []
+    assert not list((server.home / "run").iterdir())
