@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # for bench
 sys.path.insert(0, str(Path(__file__).parent))  # for stores.py
 
 from stores import FINGERPRINT, Open, Store, until

@@ -1,12 +1,9 @@
 """Real servers for the system tests: one with the tiny model that most tests share, one with the demo model."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.checks.report import Report
 from bench.harness import RunningServer
