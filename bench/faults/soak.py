@@ -231,7 +231,8 @@ class Soak:
                 socket.send(encode(Hello(PROTOCOL_VERSION, "garbage")))
             for frames in zmq_frames(50, seed=self._next):
                 socket.send_multipart(frames)
-        context.destroy(linger=200)
+            socket.close(linger=200)
+        context.term()
 
     # Leaks.
 
