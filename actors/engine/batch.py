@@ -121,8 +121,10 @@ class DecodeBatch:
                 longest = max(len(joining.rows[place].ids) for place in places)
                 if len(places) > group.free or longest > group.room:
                     room = max(group.room, rounded_room(longest + MARGIN))
-                    # Not for all at once: those to come may be of another length, and go elsewhere.
-                    spare = min(expected, 3 * max(rows, len(self)), RESERVED // self._size(room))
+                    # Not for all at once, unless that is little: those to come may be of another length, and go
+                    # elsewhere.
+                    little = SMALL_BATCH // 2 // self._size(room)
+                    spare = min(expected, max(3 * max(rows, len(self)), little), RESERVED // self._size(room))
                     if len(group):
                         spare = max(spare, len(group))  # it is copied: seldom
                     group.aim_at(max(group.capacity, rows + self._affordable(rows, spare, room)), room)

@@ -117,10 +117,15 @@ def test_a_small_batch_is_copied_at_once_and_seldom(model: Model) -> None:
     assert copies <= 3
 
 
-def test_slots_are_made_for_rows_on_their_way(model: Model) -> None:
+def test_slots_are_made_for_rows_on_their_way(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Rows(model, 6)
-    rows.join(1, expected=200)
+    rows.join(1, expected=100)
+    assert rows.slots == 7 + 100  # little
+    monkeypatch.setattr(batch, "SMALL_BATCH", 0)
+    rows = Rows(model, 6)
+    rows.join(1, expected=100)
     assert rows.slots == 7 + 21
+    monkeypatch.undo()
     rows = Rows(model, 1)
     rows.join(1, expected=3)
     assert rows.slots == 2 + 3
