@@ -22,10 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.checks import (
     answers,
+    clients,
     crowds,
     deaths,
     fairness,
     floods,
+    fuzz,
     interference,
     limits,
     loop,
@@ -34,12 +36,14 @@ from bench.checks import (
     refusals,
     rooms,
     same,
+    structured,
 )
 from bench.checks.report import Report
 from bench.facts import machine_facts
 from bench.harness import ROOT, RunningServer, exit_on_sigterm, kill_all
 from bench.load.plan import Plan
 from bench.models import DEMO, demo_folder, tiny_model
+from server.models.cache import cache_root
 
 LIMIT = 600.0  # seconds a check may take
 RESULTS = ROOT / "bench" / "results"
@@ -140,6 +144,12 @@ CHECKS: dict[str, Check] = {
     "scaling": on_demo(
         lambda report, server: limits.scaling(report, server, bars={5: 2.5, 16: 5.0}, tokens=48, rounds=3)
     ),
+    "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
+    "retries": on_tiny(lambda report, server: clients.retries(report, server, rows=2 + 32), "--max-num-seqs", "2"),
+    "schemas": on_demo(lambda report, server: structured.schema_outputs(report, server, 100, 200)),
+    "mixed-options": on_demo(lambda report, server: structured.mixed_options(report, server, 64, 48, 0.6)),
+    "compiling": on_demo(lambda report, server: structured.compiling(report, server, rounds=6, factor=1.3)),
+    "fuzz": on_tiny(lambda report, server: fuzz.schemathesis_finds_nothing(report, server, 120)),
     "check": project.make_check,
     "rooms": on_tiny(rooms.rooms, "--http-workers", "2", "--tokenizers", "2"),
 }

@@ -28,6 +28,7 @@ from protocol.sockets import bind_router
 log = structlog.get_logger()
 
 RETRY_MS = 100  # how soon an idle engine tries again to report rows whose step could not be sent
+BUILDING_MS = 5  # how soon an otherwise idle engine looks again for rows whose grammar is ready
 
 
 def log_plan(plan: Plan) -> None:
@@ -106,6 +107,8 @@ class EngineActor(Actor):
     def wait_ms(self) -> float | None:
         if self._engine.busy:
             return 0
+        if self._engine.building:
+            return BUILDING_MS
         if self._lost:
             return RETRY_MS
         if self._engine.pool_used:
@@ -113,7 +116,7 @@ class EngineActor(Actor):
         return None
 
     def turn(self) -> None:
-        if self._engine.busy:
+        if self._engine.busy or self._engine.building:
             overdue = bool(self._lost)
             self._engine.turn(self._send)
             if overdue and self._lost:

@@ -15,12 +15,14 @@ import structlog
 
 from actors.engine import memory
 from actors.engine.batch import DecodeBatch, RowLogprobs
+from actors.engine.constraints import Constraints
 from actors.engine.device import Lane
 from actors.engine.model import Model
 from actors.engine.pace import Pace
-from actors.engine.prefill import Ids, Prefill, Row
+from actors.engine.prefill import Ids, Joining, Prefill, Row
 from actors.engine.sampler import RowOptions
 from actors.engine.scheduler import BLOCK, Limits, Plan, Scheduler
+from actors.engine.siblings import Siblings
 from protocol.errors import INVALID_REQUEST, PROMPT_TOO_LONG
 from protocol.messages import EngineStats, SamplingParams, Submit
 
@@ -51,12 +53,16 @@ class Outcome(msgspec.Struct):
 class _Request:
     """A row as it was submitted, and what it has generated here: all that is needed to begin it anew."""
 
-    __slots__ = ("generated", "ids", "options", "prompt_tokens", "rid")
+    __slots__ = ("budget", "ending", "generated", "ids", "like", "options", "priority", "prompt_tokens", "rid")
 
-    def __init__(self, rid: int, ids: Ids, prompt_tokens: int, options: RowOptions) -> None:
-        self.rid = rid
+    def __init__(self, submit: Submit, ids: Ids, budget: int, ending: frozenset[int], options: RowOptions) -> None:
+        self.rid = submit.rid
         self.ids = ids
-        self.prompt_tokens = prompt_tokens
+        self.budget = budget
+        self.ending = ending
+        self.like = submit.like
+        self.priority = submit.priority
+        self.prompt_tokens = submit.prompt_tokens
         self.options = options
         self.generated: list[int] = []
 
@@ -89,7 +95,9 @@ class Engine:
         self._limits = limits
         self._lane = Lane()
         self._prefill = Prefill(model, self._lane, forward_tokens)
-        self._batch = DecodeBatch(model, self._lane)
+        self._constraints = Constraints(model.files, model.vocab_size)
+        self._siblings = Siblings()
+        self._batch = DecodeBatch(model, self._lane, self._constraints)
         self._requests: dict[int, _Request] = {}
         self._rejected: list[tuple[int, str, str]] = []
         self._steps = 0
@@ -110,6 +118,11 @@ class Engine:
         return bool(self._scheduler.busy or self._batch.in_flight or self._rejected)
 
     @property
+    def building(self) -> bool:
+        """Whether rows wait for their grammars; `turn` takes in those that are ready."""
+        return self._constraints.building > 0
+
+    @property
     def stats(self) -> EngineStats:
         """The load now."""
         scheduler = self._scheduler
@@ -118,7 +131,7 @@ class Engine:
             self._steps,
             scheduler.running,
             scheduler.prefilling,
-            scheduler.waiting,
+            scheduler.waiting + len(self._siblings) + self._constraints.building,
             memory=memory.in_use(),
             in_model=waited,
             in_python=self._turning - waited,
@@ -131,7 +144,7 @@ class Engine:
     def submit(self, request: Submit) -> None:
         """Queue a request; a bad one, or one that can never fit into memory, ends in the next turn."""
         rid = request.rid
-        if rid in self._scheduler:
+        if rid in self._requests:
             log.error("a row was submitted twice", rid=rid)
             return
         if fault := find_fault(request, self._model.vocab_size, self._model.context):
@@ -142,16 +155,79 @@ class Engine:
             self._rejected.append((rid, PROMPT_TOO_LONG, self._too_large(len(ids))))
             return
         params = request.params or SamplingParams()
+        constrained = params.grammar is not None or (
+            params.thinking_budget is not None and request.thinking is not None
+        )
         stop_ids = frozenset(params.stop_token_ids)
-        ending = stop_ids if request.ignore_eos else stop_ids | self._model.eos_token_ids
-        options = row_options(request, params, tuple(sorted(ending)), len(ids) - request.prompt_tokens)
-        self._requests[rid] = _Request(rid, ids, request.prompt_tokens, options)
-        self._scheduler.add(
-            rid,
-            len(ids),
-            self._budget(len(ids), request.budget),
-            stop_ids=ending,
-            priority=request.priority,
+        # Behind the end of a grammar nothing but the end of the text is allowed.
+        ending = stop_ids if request.ignore_eos and not constrained else stop_ids | self._model.eos_token_ids
+        stops = tuple(sorted(ending))
+        options = row_options(request, params, stops, len(ids) - request.prompt_tokens, constrained)
+        budget = self._budget(len(ids), request.budget)
+        self._requests[rid] = _Request(request, ids, budget, ending, options)
+        if constrained:
+            self._constraints.build(request, stops, ids[request.prompt_tokens :].tolist())
+        else:
+            self._enter(rid)
+
+    def _enter(self, rid: int) -> None:
+        """Queue a row, or let it wait for another that computes the same prompt."""
+        row = self._requests[rid]
+        first = self._requests.get(row.like)
+        if first is not None and not first.generated and np.array_equal(first.ids, row.ids):
+            on_its_way = self._scheduler.computing(first.rid) or self._constraints.is_building(first.rid)
+            if on_its_way and self._model.batches_rows:
+                self._siblings.wait(rid, first.rid)
+                return
+        self._add(row)
+
+    def _add(self, row: _Request) -> None:
+        self._scheduler.add(row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority)
+
+    def _enter_built(self, outcome: Outcome) -> None:
+        """Queue the rows whose grammars are ready."""
+        if not self._constraints.building:
+            return
+        for rid, fault in self._constraints.finished():
+            if rid not in self._requests:
+                continue
+            if fault:
+                self._forget(rid)
+                outcome.end(rid, INVALID_REQUEST, fault)
+            else:
+                self._enter(rid)
+
+    def _forget(self, rid: int) -> None:
+        """Drop what is known of a row that has left the scheduler. One that waited for it takes its place."""
+        self._requests.pop(rid, None)
+        self._constraints.drop(rid)
+        self._siblings.drop(rid)
+        first, *others = self._siblings.take(rid) or [0]
+        if first:
+            self._requests[first].like = 0
+            self._enter(first)
+        for other in others:
+            self._requests[other].like = first
+            self._enter(other)
+
+    def _join_siblings(self, groups: list[Joining]) -> list[Joining]:
+        """Let choices that wait for rows of `groups` start from those rows' caches, as far as there is room."""
+        joined: list[Joining] = []
+        for group in groups:
+            for place, leader in enumerate(group.rows):
+                rows = [self._requests[rid] for rid in self._siblings.take(leader.rid)]
+                now = [row for row in rows if self._add_running(row)]
+                if now:
+                    caches = group.row_caches(place)
+                    joined.append(Joining([row.row() for row in now], [caches] * len(now), False, False))
+                for row in rows:
+                    if row not in now:
+                        self._add(row)
+        return joined
+
+    def _add_running(self, row: _Request) -> bool:
+        return self._scheduler.add_running(
+            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority
         )
 
     def _budget(self, length: int, wanted: int) -> int:
@@ -174,14 +250,19 @@ class Engine:
 
     def abort(self, rids: Iterable[int]) -> None:
         """Drop rows without an answer; those that are gone are normal. The batch lets them go in the next turn."""
-        self._scheduler.abort(rids)
-        for rid in rids:
-            self._requests.pop(rid, None)
+        gone = [*rids]
+        self._scheduler.abort(gone)
+        for rid in gone:
+            self._siblings.drop(rid)
+        for rid in gone:
+            self._forget(rid)
 
     def reset(self) -> None:
         """Drop every row, and what is in flight for it: the rids of the next streamer begin anew."""
         self._scheduler.abort_all()
         self._requests.clear()
+        self._constraints.clear()
+        self._siblings.clear()
         self._rejected.clear()
         self._prefill.clear()
         self._batch.clear()
@@ -198,6 +279,7 @@ class Engine:
         for rid, code, fault in self._rejected:
             outcome.end(rid, code, fault)
         self._rejected.clear()
+        self._enter_built(outcome)
 
         plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running))
         if self._on_plan is not None:
@@ -219,7 +301,12 @@ class Engine:
                 turn_began += self._clock() - delivering
                 if self._resets != resets:
                     return  # there was nobody to deliver to, and this turn's rows are gone
-        self._batch.join(self._prefill.join(plan.join), expected=self._scheduler.prefilling)
+        joining = self._prefill.join(plan.join)
+        if len(self._siblings):
+            siblings = self._join_siblings(joining)
+            outcome.admitted = outcome.admitted + [row.rid for group in siblings for row in group.rows]
+            joining += siblings
+        self._batch.join(joining, expected=self._scheduler.prefilling)
 
         def prefilled() -> None:
             if plan.chunks:
@@ -270,10 +357,16 @@ class Engine:
             self._requests[rid].generated.append(token)
         for rid, reason in zip(taken.ended, taken.reasons, strict=True):
             outcome.end(rid, reason)
-            del self._requests[rid]
+            self._forget(rid)
+        for rid, fault in self._constraints.failed(taken.rids):
+            outcome.end(rid, INVALID_REQUEST, f"the grammar can't be followed any further: {fault}")
+            self._scheduler.abort([rid])
+            self._forget(rid)
 
 
-def row_options(request: Submit, params: SamplingParams, stop_ids: tuple[int, ...], index: int) -> RowOptions:
+def row_options(
+    request: Submit, params: SamplingParams, stop_ids: tuple[int, ...], index: int, constrained: bool = False
+) -> RowOptions:
     """The sampler's view of a request; absent options are off."""
     return RowOptions(
         temperature=request.temperature,
@@ -292,6 +385,7 @@ def row_options(request: Submit, params: SamplingParams, stop_ids: tuple[int, ..
         seed=request.seed,
         choice=request.choice,
         index=index,
+        constrained=constrained,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from actors.engine.constraints import Wanted
 from actors.engine.model import Cache, Model
 from actors.engine.prefill import Joining, Row
 from actors.engine.sampler import Drawn, Sampler
@@ -185,13 +186,34 @@ class RowGroup:
         for cache, row in zip(self._caches, content, strict=True):
             cache.paste_row(slot, row)
 
+    @property
+    def constrained(self) -> int:
+        """How many rows need a mask."""
+        return len(self._sampler.constrained)
+
+    def wanted(self) -> list[Wanted]:
+        """The rows whose next token needs a mask. Waits for the last token of each when there are any."""
+        constrained = self._sampler.constrained
+        if not constrained:
+            return []
+        last = np.array(self._inputs)
+        return [Wanted(self._rids[slot], index, int(last[slot])) for slot, index in constrained]
+
     def step(self) -> Drawn:
         """Build one decode step of all slots; returns what was drawn, not yet computed."""
+        return self.draw(self.forward())
+
+    def forward(self) -> mx.array:
+        """Build the logits of one decode step, (slots, vocabulary); `draw` must follow."""
         at = Positions(self._lengths)
         for cache in self._caches:
             cache.step(at)
         logits = self._model.forward(self._inputs[:, None], list[Cache](self._caches))
-        drawn = self._sampler.draw(logits[:, -1, :])
+        return logits[:, -1, :]
+
+    def draw(self, logits: mx.array, allowed: mx.array | None = None) -> Drawn:
+        """Build the draw of the step whose logits these are, under the masks of the rows in `wanted`."""
+        drawn = self._sampler.draw(logits, allowed)
         self._inputs = drawn.tokens
         self._lengths[list(self._slots.values())] += 1
         return drawn

@@ -197,6 +197,24 @@ class Scheduler:
         self._ages += 1
         self._waiting[rid] = _Row(rid, self._ages, length, budget, stop_ids, priority)
 
+    def computing(self, rid: int) -> bool:
+        """Whether a row is on its way to its first step."""
+        return rid in self._waiting or rid in self._prefilling
+
+    def add_running(
+        self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
+    ) -> bool:
+        """Add a row like `add`, but one whose ids are computed and that joins the step of the last plan. Returns
+        False, and adds nothing, when there is no seat or memory for it."""
+        needs = self._limits.row_bytes(length + BLOCK)
+        if not self._seats_free() or self._bytes() + needs > self._limits.cache_bytes:
+            return False
+        self.add(rid, length, budget, stop_ids=stop_ids, priority=priority)
+        row = self._waiting.pop(rid)
+        row.computed = length - 1
+        self._place(row, True)
+        return True
+
     def abort(self, rids: Iterable[int]) -> None:
         """Forget these rows, wherever they are; unknown ones are normal."""
         for rid in rids:

@@ -17,8 +17,13 @@ from actors.model_files import read_model_files
 from actors.streamer.admission import Admission
 from actors.streamer.clients import ClientConnection, Clients
 from actors.streamer.detokenizer import DetokenizerFactory
+from actors.streamer.dialect import Dialect
 from actors.streamer.engine_link import EngineLink
+from actors.streamer.forced_calls import forced_calls
+from actors.streamer.kept import KeptValues
 from actors.streamer.logprobs import by_row
+from actors.streamer.reply import Reply
+from actors.streamer.requests import find_fault
 from actors.streamer.stream import MAX_UNREAD, WINDOW, Phase, Stream
 from actors.streamer.tokenizer_pool import Job, TokenizerPool
 from protocol import errors
@@ -29,31 +34,38 @@ from protocol.messages import (
     Accepted,
     CallFailed,
     Cancel,
+    CancelLabel,
     ClientMessage,
     Credit,
     Decoded,
     Detokenize,
     Detokenized,
+    Done,
     Drain,
     Encoded,
     End,
+    Forget,
     Generate,
     Hello,
+    Keep,
+    Kept,
     ListModels,
     ModelCard,
     Models,
     Ping,
     Pong,
+    Recall,
     Refused,
     Step,
     Stop,
     SystemState,
+    Thinking,
     Tokenize,
     Tokenized,
     TokenizerResult,
     Welcome,
 )
-from protocol.sampling import InvalidParam, check_params
+from protocol.sampling import InvalidParam
 from protocol.sockets import bind_router
 
 log = structlog.get_logger()
@@ -77,6 +89,8 @@ class StreamerActor(Actor):
             self._detokenizers = DetokenizerFactory.load(path, trust_remote_code=self.config.trust_remote_code)
         except (OSError, ValueError) as error:
             raise StartError(f"the tokenizer of {path} can't be loaded: {error}") from error
+        self._dialect = Dialect(self._files, self._detokenizers.tokenizer)
+        self._kept = KeptValues()
         self._streams: dict[int, Stream] = {}
         self._rids = 0
         self._incarnation = secrets.randbits(62)
@@ -201,69 +215,78 @@ class StreamerActor(Actor):
                 self._text_call(client, message)
             case ListModels(ref=ref):
                 self._clients.send(client.identity, Models(ref, self._models()))
+            case CancelLabel(ref=ref, label=label):
+                found = [stream for stream in self._streams.values() if stream.label == label]
+                for stream in found:
+                    self._end(stream, "cancelled", code=errors.CANCELLED, message="cancelled on request")
+                self._clients.send(client.identity, Done(ref, len(found)))
+            case Keep(ref=ref, key=key, value=value):
+                self._clients.send(client.identity, Done(ref, int(self._kept.put(key, value))))
+            case Recall(ref=ref, key=key):
+                self._clients.send(client.identity, Kept(ref, self._kept.get(key)))
+            case Forget(ref=ref, key=key):
+                self._clients.send(client.identity, Done(ref, int(self._kept.drop(key))))
 
     def _generate(self, client: ClientConnection, request: Generate) -> None:
         now = time.monotonic()
         # Before anything is made of the request: its options are not known to be in bounds yet.
         refusal = self._refusal(client, request)
+        refs = [request.ref, *request.more_refs]
         if refusal is not None:
             code, message, param = refusal
             retry = self._admission.retry_after(now) if code in (errors.QUEUE_FULL, errors.LOADING) else 0.0
             if code == errors.DRAINING:
                 retry = max(1.0, self.config.drain_timeout)
-            end = End(request.ref, "rejected", code=code, message=message, retry_after=retry, param=param)
-            self._clients.gather(client.identity, None, end)
+            for ref in refs:
+                end = End(ref, "rejected", code=code, message=message, retry_after=retry, param=param)
+                self._clients.gather(client.identity, None, end)
             return
-        self._rids += 1
         params = self._files.resolve(request.params)
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(63))
+        forced = forced_calls(request.tools, request.tool_choice)
+        if forced is not None:
+            params = msgspec.structs.replace(params, grammar=forced)
         timeout = self.config.timeout if request.timeout is None else min(request.timeout, self.config.timeout)
-        stream = Stream(
-            self._rids,
-            client.identity,
-            request,
-            params,
-            deadline=now + timeout,
-            now=now,
-        )
-        self._streams[stream.rid] = stream
-        client.streams[stream.ref] = stream.rid
-        if request.ids is not None:
-            self._encoded(stream.rid, request, Encoded(0, 0, request.ids))
+        first = self._rids + 1
+        for choice, ref in enumerate(refs):
+            self._rids += 1
+            stream = Stream(
+                self._rids,
+                client.identity,
+                request,
+                params,
+                deadline=now + timeout,
+                now=now,
+                choice=choice,
+                like=first if choice else 0,
+            )
+            self._streams[stream.rid] = stream
+            client.streams[ref] = stream.rid
+        rids = range(first, self._rids + 1)
+        if request.ids is not None and params.grammar is None:
+            self._encoded(rids, request, Encoded(0, 0, request.ids))
             return
         job = Job(
             size=len(request.prompt or "") + sum(len(str(m.get("content"))) for m in request.messages or ()),
-            done=partial(self._encoded, stream.rid, request),
+            done=partial(self._encoded, rids, request),
             text=request.prompt,
             messages=request.messages,
             add_special_tokens=request.add_special_tokens,
             template_kwargs=request.template_kwargs,
+            tools=[] if request.tool_choice.mode == "none" else request.tools,
+            grammar=params.grammar,
         )
         self._tokenizers.submit(job)
 
     def _refusal(self, client: ClientConnection, request: Generate) -> tuple[str, str, str] | None:
         """Why a request can't be taken at all: code, message and the option at fault; None when it can."""
-        if request.ref in client.streams:
-            return (
-                errors.INVALID_REQUEST,
-                f"ref {request.ref} is in use by an open stream of this connection",
-                "ref",
-            )
-        if sum(given is not None for given in (request.prompt, request.messages, request.ids)) != 1:
-            return errors.INVALID_REQUEST, "give exactly one of prompt, messages and ids", "prompt"
-        if request.messages is not None and not request.messages:
-            return errors.INVALID_REQUEST, "messages must not be empty", "messages"
-        if not (request.return_text or request.return_ids):
-            return errors.INVALID_REQUEST, "return_text and return_ids must not both be false", "return_text"
-        if request.params.stop and not request.return_text:
-            return errors.INVALID_REQUEST, "stop strings need return_text", "stop"
+        if fault := next((ref for ref in (request.ref, *request.more_refs) if ref in client.streams), 0):
+            return errors.INVALID_REQUEST, f"ref {fault} is in use by an open stream of this connection", "ref"
         try:
-            check_params(request.params, self._vocab_size())
+            find_fault(request, self._vocab_size())
         except InvalidParam as error:
             return errors.INVALID_REQUEST, str(error), error.param
-        if request.timeout is not None and not request.timeout > 0:
-            return errors.INVALID_REQUEST, f"timeout must be greater than 0, not {request.timeout}", "timeout"
         if request.model not in ("", self.config.model_name):
             text = f"the model {request.model!r} is not served here; use {self.config.model_name!r}"
             return errors.MODEL_NOT_FOUND, text, "model"
@@ -271,15 +294,21 @@ class StreamerActor(Actor):
             return errors.DRAINING, "the server is shutting down", ""
         if not self._engine.ready or not self._tokenizers.ready:
             return errors.LOADING, "the model is still loading", ""
-        if not self._admission.has_room(len(self._streams)):
+        if not self._admission.has_room(len(self._streams) + len(request.more_refs)):
             return errors.QUEUE_FULL, f"{len(self._streams)} requests are running or waiting already", ""
         return None
 
-    def _encoded(self, rid: int, request: Generate, result: TokenizerResult) -> None:
-        stream = self._streams.get(rid)
-        if stream is None:
-            return
+    def _encoded(self, rids: range, request: Generate, result: TokenizerResult) -> None:
         assert isinstance(result, Encoded)
+        if request.ids is not None and not result.code:
+            result = msgspec.structs.replace(result, ids=request.ids)
+        thinking = self._dialect.thinking(result.ids) if request.messages is not None else None
+        for rid in rids:
+            stream = self._streams.get(rid)
+            if stream is not None:
+                self._prompt_known(stream, request, result, thinking)
+
+    def _prompt_known(self, stream: Stream, request: Generate, result: Encoded, thinking: Thinking | None) -> None:
         if result.code:
             outcome = "rejected" if result.code == errors.INVALID_REQUEST else "failed"
             self._end(stream, outcome, code=result.code, message=result.message, param=result.param)
@@ -305,8 +334,12 @@ class StreamerActor(Actor):
         budget = room if request.params.max_tokens is None else min(room, request.params.max_tokens)
         detokenizer = self._detokenizers.stream(unpack_ids(result.ids)) if request.return_text else None
         spelling = self._detokenizers.token_bytes if request.return_text else None
-        stream.encoded(result.ids, budget, detokenizer, time.monotonic(), spelling)
-        self._clients.send(stream.client, Accepted(stream.ref, rid, count))
+        reply = None
+        if request.split_reply:
+            opened = thinking is not None and thinking.open
+            reply = Reply(self._dialect, request.tools, request.tool_choice, thinking=opened)
+        stream.encoded(result.ids, budget, detokenizer, time.monotonic(), spelling, thinking, reply)
+        self._clients.send(stream.client, Accepted(stream.ref, stream.rid, count))
         self._engine.submit(stream.submit(self._engine.epoch, self.me.epoch))
 
     def _context(self) -> int:
@@ -338,8 +371,16 @@ class StreamerActor(Actor):
             self._clients.send(identity, CallFailed(ref, errors.INVALID_REQUEST, text, "text"))
         else:
             size = len(call.text) if call.text is not None else sum(len(str(m)) for m in call.messages or ())
-            special = call.add_special_tokens
-            self._tokenizers.submit(Job(size, done, text=call.text, messages=call.messages, add_special_tokens=special))
+            job = Job(
+                size,
+                done,
+                text=call.text,
+                messages=call.messages,
+                add_special_tokens=call.add_special_tokens,
+                template_kwargs=call.template_kwargs,
+                tools=call.tools,
+            )
+            self._tokenizers.submit(job)
 
     # The engine.
 

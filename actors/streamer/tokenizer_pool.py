@@ -16,7 +16,7 @@ import zmq
 from actors.base import Actor, Socket
 from protocol.codec import CodecError, encode, result_codec
 from protocol.errors import INVALID_REQUEST, TOKENIZER_LOST
-from protocol.messages import ActorState, Decode, Decoded, Encode, Encoded, TokenizerResult
+from protocol.messages import ActorState, Decode, Decoded, Encode, Encoded, Grammar, TokenizerResult
 from protocol.sockets import connect_dealer
 
 log = structlog.get_logger()
@@ -37,11 +37,13 @@ class Job:
     ids: bytes | None = None
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    grammar: Grammar | None = None
 
     @property
     def long(self) -> bool:
-        """Whether the worker does it in its lane for long texts."""
-        return self.size > LONG_JOB
+        """Whether the worker does it in its lane for long work; nobody knows how long a grammar takes."""
+        return self.size > LONG_JOB or self.grammar is not None
 
     def message(self, epoch: int, number: int) -> Encode | Decode:
         """The job as a message to the worker of this epoch."""
@@ -55,6 +57,8 @@ class Job:
             self.add_special_tokens,
             self.template_kwargs,
             long=self.long,
+            tools=self.tools,
+            grammar=self.grammar,
         )
 
     def failed(self, code: str, message: str) -> TokenizerResult:

@@ -197,7 +197,7 @@ def test_connections_that_only_connect_disturb_nobody(worker: HttpWorker) -> Non
 
 @given(st.text())
 def test_text_is_framed_as_the_struct_would_be(text: str) -> None:
-    for answer in (ChatAnswer("m", True), CompletionAnswer("m", False)):
+    for answer in (ChatAnswer("i", "m", True, True), CompletionAnswer("i", "m", False)):
         before, after = answer.around_text(3)
         data = before + encode_json(text) + after
         assert data.count(b"\n") == 2
