@@ -10,11 +10,13 @@ class CastConfig(msgspec.Struct, frozen=True):
     `memory_limit` is in bytes.
 
     `model_path` is a local folder with `config.json` and weights; `model_name` is what clients call it.
+    `task` is generate, embed or rank.
     """
 
     model_path: str
     model_name: str
     run_dir: str
+    task: str = "generate"
     tokenizers: int = 1
     stream_interval: int = 1
     timeout: float = 600.0

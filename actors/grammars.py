@@ -20,6 +20,7 @@ from protocol.messages import Grammar
 
 # White space between JSON tokens is bounded: some models would go on with it for ever.
 _JSON: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}
+_JSON_LINE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_CHOICES = 1024
 _QUOTED_LINE = re.compile(r"\d+ *\|")
 REMEMBERED = 256  # grammars known to be good
@@ -100,6 +101,8 @@ def _source(kind: str, text: str) -> str:
             return llguidance.LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON)
         case "json":
             return llguidance.LLMatcher.grammar_from_json_schema(_schema(text), overrides=_JSON)
+        case "json_line":
+            return llguidance.LLMatcher.grammar_from_json_schema(_schema(text), overrides=_JSON_LINE)
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(text)
         case "choice":

@@ -28,8 +28,8 @@ PROTOCOL_VERSION = 1
 class Grammar(Struct, frozen=True, array_like=True):
     """What the generated text must be.
 
-    `kind` is json_object (`text` is not used), json (a JSON schema), regex, choice (a JSON list of texts) or grammar
-    (Lark, or GBNF). `field` is what the client called it; errors name it.
+    `kind` is json_object (`text` is not used), json (a JSON schema), json_line (the same, in one line, with a space
+    behind each comma and colon), regex, choice (a JSON list of texts) or grammar (Lark, or GBNF). `field` is what the client called it; errors name it.
     """
 
     kind: str
@@ -43,6 +43,15 @@ class Thinking(Struct, frozen=True, array_like=True):
     begin: list[int]
     end: list[int]
     open: bool = False
+
+
+class Pool(Struct, frozen=True, array_like=True):
+    """What becomes of a text's hidden states: `mode` first, last or mean, to unit length when `normalize`; or, with
+    `among`, the probabilities of these tokens behind the last one."""
+
+    mode: str
+    normalize: bool = True
+    among: list[int] = []
 
 
 class SamplingParams(Struct, frozen=True, array_like=True, omit_defaults=False):
@@ -148,6 +157,7 @@ class ModelCard(Struct, frozen=True, array_like=True):
     vocab_size: int = 0
     has_chat_template: bool = True
     created: int = 0
+    task: str = "generate"
 
 
 # -- client -> streamer ------------------------------------------------------------------------------
@@ -258,6 +268,23 @@ class Forget(Struct, frozen=True, array_like=True, tag=12):
 
     ref: int
     key: str
+
+
+class Embed(Struct, frozen=True, array_like=True, tag=13):
+    """Turn `texts`, or `ids` (uint32-LE each), into vectors. Answered by `Embedded` or `CallFailed`."""
+
+    ref: int
+    texts: list[str] = []
+    ids: list[bytes] = []
+
+
+class Rank(Struct, frozen=True, array_like=True, tag=14):
+    """Say how well each document answers the query. Answered by `Ranked` or `CallFailed`."""
+
+    ref: int
+    query: str
+    documents: list[str]
+    instruction: str = ""
 
 
 # -- streamer -> client ------------------------------------------------------------------------------
@@ -381,6 +408,22 @@ class Kept(Struct, frozen=True, array_like=True, tag=31):
     value: bytes | None
 
 
+class Embedded(Struct, frozen=True, array_like=True, tag=32):
+    """Answer to `Embed`: a vector (float32-LE) and the number of tokens for each text."""
+
+    ref: int
+    vectors: list[bytes]
+    counts: list[int]
+
+
+class Ranked(Struct, frozen=True, array_like=True, tag=33):
+    """Answer to `Rank`: a score from 0 to 1 and the number of tokens for each document."""
+
+    ref: int
+    scores: list[float]
+    counts: list[int]
+
+
 # -- streamer <-> tokenizer --------------------------------------------------------------------------
 
 
@@ -449,7 +492,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     be generated. `temperature` and `top_p` are resolved values, never absent. So are those of `params`: none is
     None but `max_tokens` (`budget` counts), `logprobs`, `grammar` and `thinking_budget`; an option that is off has its
     neutral value. `thinking` says when `grammar` begins to hold and what `thinking_budget` counts. The prompt of row
-    `like` is the same: while it is not computed, this row waits for it instead of computing it again.
+    `like` is the same: while it is not computed, this row waits for it instead of computing it again. With `pool` the
+    row is embedded and nothing is generated.
     """
 
     epoch: int
@@ -467,6 +511,7 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     priority: int = 0
     thinking: Thinking | None = None
     like: int = 0
+    pool: Pool | None = None
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=62):
@@ -507,7 +552,7 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     `errors[i]`. The token that ended a row with stop (end of sequence, or one of its `stop_token_ids`) is among
     the tokens. `logprob_rids` names those of `rids` whose requests asked for log-probabilities, with that of the
     row's token in `logprobs`, and the most probable ones in `top_ids` (uint32-LE) and `top_logprobs` (float32-LE),
-    the most probable first.
+    the most probable first. `pooled` (float32-LE) are the results of rows `pooled_rids`, which end with them.
     """
 
     epoch: int
@@ -523,6 +568,8 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     logprobs: list[float] = []
     top_ids: list[bytes] = []
     top_logprobs: list[bytes] = []
+    pooled_rids: list[int] = []
+    pooled: list[bytes] = []
 
 
 # -- supervisor <-> actors ---------------------------------------------------------------------------
@@ -602,9 +649,9 @@ class Stop(Struct, frozen=True, array_like=True, tag=86):
     message: str
 
 
-ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget
+ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank
 ClientMessage = Hello | Ping | Generate | Cancel | Credit | ClientCall
-CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept
+CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept | Embedded | Ranked
 ServerMessage = Welcome | Refused | Pong | Accepted | Deltas | CallAnswer
 TokenizerJob = Encode | Decode
 TokenizerResult = Encoded | Decoded

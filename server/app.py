@@ -16,6 +16,7 @@ from server.health import HealthEndpoints
 from server.messages import count_tokens, parse_message
 from server.openapi import describe
 from server.options import HttpOptions
+from server.pooled import embeddings, rerank
 from server.request_log import RequestLog
 from server.responses import ResponseEndpoints, parse_response
 
@@ -53,6 +54,8 @@ def make_app(backend: Backend, options: HttpOptions) -> Starlette:
                     ("/v1/messages/count_tokens", count_tokens),
                     ("/tokenize", tokenize),
                     ("/detokenize", detokenize),
+                    ("/v1/embeddings", embeddings),
+                    ("/v1/rerank", rerank),
                 )
             ),
             Route("/v1/responses/{id}", kept.get, methods=["GET"]),

@@ -31,7 +31,7 @@ def parse_completion(body: bytes, model: str, request_id: str) -> tuple[str | No
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
     if request.echo and request.logprobs is not None:
         raise invalid("echo can't be combined with logprobs: those of the prompt are not computed", "echo")
-    prompts = _prompts(request.prompt)
+    prompts = prompts_of(request.prompt, "prompt", MAX_PROMPTS)
     n = request.n or 1
     if len(prompts) * n > MAX_PROMPTS:
         raise invalid(f"a request may have {MAX_PROMPTS} choices, not {len(prompts)} × {n}", "n")
@@ -53,22 +53,22 @@ def parse_completion(body: bytes, model: str, request_id: str) -> tuple[str | No
     return request.model, generation
 
 
-def _prompts(prompt: str | list[str | int | list[int]]) -> list[dict[str, Any]]:
-    """One entry per choice, by what the prompt is: a string, strings, ids, or lists of ids."""
-    if isinstance(prompt, str):
-        return [{"prompt": prompt}]
-    if not prompt:
-        raise invalid("prompt must not be empty", "prompt")
-    kinds = {type(item) for item in prompt}
+def prompts_of(given: str | list[str | int | list[int]], field: str, most: int) -> list[dict[str, Any]]:
+    """One entry per text, by what it is: a string, or token ids. Raises ApiError."""
+    if isinstance(given, str):
+        return [{"prompt": given}]
+    if not given:
+        raise invalid(f"{field} must not be empty", field)
+    kinds = {type(item) for item in given}
     if len(kinds) > 1:
-        raise invalid("prompt must hold only strings, only token ids, or only lists of token ids", "prompt")
+        raise invalid(f"{field} must hold only strings, only token ids, or only lists of token ids", field)
     if kinds == {int}:
-        return [{"ids": _ids(prompt, "prompt")}]
-    if len(prompt) > MAX_PROMPTS:
-        raise invalid(f"prompt holds {len(prompt)} prompts, but one request may hold {MAX_PROMPTS}", "prompt")
+        return [{"ids": _ids(given, field)}]
+    if len(given) > most:
+        raise invalid(f"{field} holds {len(given)} texts, but one request may hold {most}", field)
     if kinds == {str}:
-        return [{"prompt": text} for text in prompt]
-    return [{"ids": _ids(ids, f"prompt[{i}]")} for i, ids in enumerate(prompt)]
+        return [{"prompt": text} for text in given]
+    return [{"ids": _ids(ids, f"{field}[{i}]")} for i, ids in enumerate(given)]
 
 
 def _ids(ids: Any, field: str) -> list[int]:

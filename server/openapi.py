@@ -53,6 +53,11 @@ OPERATIONS = (
     ),
     Operation("post", "/tokenize", "Text to tokens", schemas_calls.TokenizeBody, schemas_calls.TokenizeRequest),
     Operation("post", "/detokenize", "Tokens to text", schemas_calls.DetokenizeBody, schemas_calls.DetokenizeRequest),
+    Operation(
+        *("post", "/v1/embeddings", "Vectors of texts", schemas_calls.EmbeddingsBody),
+        schemas_calls.EmbeddingsRequest,
+    ),
+    Operation("post", "/v1/rerank", "Rank texts", schemas_calls.RerankBody, schemas_calls.RerankRequest),
     Operation("post", "/v1/requests/{id}/cancel", "End a running request", schemas_calls.CancelBody),
     Operation("get", "/v1/models", "The models that are served", schemas.ModelListBody),
     Operation("get", "/v1/models/{name}", "One model", schemas.ModelBody),

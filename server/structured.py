@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from protocol.messages import Grammar
-from server.errors import ApiError, invalid
+from server.errors import invalid
 from server.schemas import ResponseFormat, SamplingFields, StructuredOutputs
 
 
@@ -53,13 +53,15 @@ def _response_format(wanted: ResponseFormat | None) -> list[Grammar]:
 def _structured(wanted: StructuredOutputs | None) -> list[Grammar]:
     if wanted is None:
         return []
-    if wanted.disable_any_whitespace:
-        name = "structured_outputs.disable_any_whitespace"
-        raise ApiError("unsupported_parameter", f"{name} is not supported; leave it out", param=name)
+    kind = "json_line" if wanted.disable_any_whitespace else "json"
+    if wanted.json_object and wanted.disable_any_whitespace:
+        plain = [Grammar(kind, '{"type": "object"}', "structured_outputs.json_object")]
+    else:
+        plain = [Grammar("json_object", "", "structured_outputs.json_object")] if wanted.json_object else []
     return [
-        *_given("json", wanted.json, "structured_outputs.json"),
+        *_given(kind, wanted.json, "structured_outputs.json"),
         *_given("regex", wanted.regex, "structured_outputs.regex"),
         *_given("choice", wanted.choice, "structured_outputs.choice"),
         *_given("grammar", wanted.grammar, "structured_outputs.grammar"),
-        *([Grammar("json_object", "", "structured_outputs.json_object")] if wanted.json_object else []),
+        *plain,
     ]

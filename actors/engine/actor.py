@@ -16,7 +16,8 @@ import zmq
 from actors.base import Actor, StartError
 from actors.engine import memory, weights
 from actors.engine.engine import Engine, Outcome
-from actors.engine.model import ModelError, load
+from actors.engine.model import Model, ModelError, load
+from actors.engine.pool_engine import PoolEngine, check_head
 from actors.engine.scheduler import BLOCK, Limits, Plan
 from actors.engine.solo_row import batches_rightly
 from protocol.codec import CodecError, command_codec, encode
@@ -81,8 +82,25 @@ class EngineActor(Actor):
         elif not model.batches_prefill:
             log.info("prompts are prefilled one row at a time", caches=model.cache_kinds)
         log.info("memory", cache_mb=budget >> 20, row_kb_per_token=round(model.row_memory.per_token / 1024, 2))
+        if config.task != "generate":
+            try:
+                self._engine: Engine | PoolEngine = self._pool_engine(model)
+            except (ValueError, AttributeError) as error:
+                raise StartError(f"{config.model_name} can't {config.task} texts: {error}") from error
+            return self._started(model)
         stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
         self._engine = Engine(model, limits, stall_target=stall_target, on_plan=log_plan if config.log_steps else None)
+        return self._started(model)
+
+    def _pool_engine(self, model: Model) -> PoolEngine:
+        config = self.config
+        if config.task == "rank":
+            check_head(model)
+        limit = memory.pool_limit(config.max_num_seqs, model.vocab_size)
+        return PoolEngine(model, min(config.max_num_batched_tokens, config.prefill_step_size), limit)
+
+    def _started(self, model: Model) -> tuple[str, ModelCard | None]:
+        config = self.config
         self._streamer = 0
         self._peer = b""
         self._lost: set[int] = set()
@@ -96,7 +114,10 @@ class EngineActor(Actor):
         self._socket = bind_router(self.context, endpoint)
         self.add_socket(self._socket, self._receive)
         template = model.files.chat_template is not None
-        return endpoint, ModelCard(config.model_name, model.context, model.vocab_size, has_chat_template=template)
+        card = ModelCard(
+            config.model_name, model.context, model.vocab_size, has_chat_template=template, task=config.task
+        )
+        return endpoint, card
 
     def close(self) -> None:
         self.remove_socket(self._socket)
@@ -192,6 +213,8 @@ class EngineActor(Actor):
             logprobs=[row.chosen for _, row in asked],
             top_ids=[row.top_ids for _, row in asked],
             top_logprobs=[row.top for _, row in asked],
+            pooled_rids=list(outcome.pooled),
+            pooled=list(outcome.pooled.values()),
         )
         try:
             self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)
@@ -204,7 +227,7 @@ class EngineActor(Actor):
                 return
             log.error("step not sent", error=str(error), faults=self.faults)
             # These rows now miss a token or their end, so they can only fail.
-            self._lost.update(outcome.rids, outcome.ended)
+            self._lost.update(outcome.rids, outcome.ended, outcome.pooled)
             self._engine.abort([*self._lost])
         else:
             self._lost.clear()

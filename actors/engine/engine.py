@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Outcome(msgspec.Struct):
-    """What one turn brought, in the columns of `protocol.messages.Step`."""
+    """What one turn brought, in the columns of `protocol.messages.Step`; `pooled` by rid."""
 
     rids: list[int] = []
     tokens: list[int] = []
@@ -39,6 +39,7 @@ class Outcome(msgspec.Struct):
     ended: list[int] = []
     reasons: list[str] = []
     errors: list[str] = []
+    pooled: dict[int, bytes] = {}
 
     def end(self, rid: int, reason: str, error: str = "") -> None:
         """Add the end of a row."""
@@ -47,7 +48,7 @@ class Outcome(msgspec.Struct):
         self.errors.append(error)
 
     def __bool__(self) -> bool:
-        return bool(self.rids or self.admitted or self.ended)
+        return bool(self.rids or self.admitted or self.ended or self.pooled)
 
 
 class _Request:

@@ -6,6 +6,7 @@ sends every connection one message per step. One thread; engine and tokenizers m
 
 import secrets
 import time
+from collections.abc import Iterable
 from functools import partial
 
 import msgspec
@@ -14,6 +15,7 @@ import zmq
 
 from actors.base import Actor, StartError
 from actors.model_files import read_model_files
+from actors.pooling import read_pooling
 from actors.streamer.admission import Admission
 from actors.streamer.clients import ClientConnection, Clients
 from actors.streamer.detokenizer import DetokenizerFactory
@@ -22,6 +24,7 @@ from actors.streamer.engine_link import EngineLink
 from actors.streamer.forced_calls import forced_calls
 from actors.streamer.kept import KeptValues
 from actors.streamer.logprobs import by_row
+from actors.streamer.pool_calls import PoolCalls, submit_of
 from actors.streamer.reply import Reply
 from actors.streamer.requests import find_fault
 from actors.streamer.stream import MAX_UNREAD, WINDOW, Phase, Stream
@@ -42,6 +45,8 @@ from protocol.messages import (
     Detokenized,
     Done,
     Drain,
+    Embed,
+    Embedded,
     Encoded,
     End,
     Forget,
@@ -54,6 +59,9 @@ from protocol.messages import (
     Models,
     Ping,
     Pong,
+    Pool,
+    Rank,
+    Ranked,
     Recall,
     Refused,
     Step,
@@ -87,6 +95,7 @@ class StreamerActor(Actor):
         try:
             self._files = read_model_files(path)
             self._detokenizers = DetokenizerFactory.load(path, trust_remote_code=self.config.trust_remote_code)
+            pool = self._read_pool()
         except (OSError, ValueError) as error:
             raise StartError(f"the tokenizer of {path} can't be loaded: {error}") from error
         self._dialect = Dialect(self._files, self._detokenizers.tokenizer)
@@ -100,6 +109,9 @@ class StreamerActor(Actor):
         self._admission = Admission(self.config.max_num_seqs, self.config.max_waiting)
         self._tokenizers = TokenizerPool(self)
         self._engine = EngineLink(self, self._on_step)
+        self._pools = PoolCalls(
+            pool, self._context, self._next_rid, self._tokenizers.submit, self._submit_pooled, self._abort_rows
+        )
         self._http_workers: set[str] = set()
         self._malformed = 0
         self._next_tick = time.monotonic() + TICK
@@ -108,6 +120,27 @@ class StreamerActor(Actor):
         self._clients = Clients(self._socket)
         self.add_socket(self._socket, self._serve_clients)
         return endpoint, None
+
+    def _read_pool(self) -> Pool:
+        if self.config.task != "rank":
+            return read_pooling(self._files.path) if self.config.task == "embed" else Pool("last")
+        words = [self._detokenizers.tokenizer.encode(word, add_special_tokens=False) for word in ("yes", "no")]
+        if any(len(ids) != 1 for ids in words):
+            raise ValueError("'yes' and 'no' are no single tokens of this model, so it is no reranker that we know")
+        return Pool("last", among=[ids[0] for ids in words])
+
+    def _next_rid(self) -> int:
+        self._rids += 1
+        return self._rids
+
+    def _abort_rows(self, rids: Iterable[int]) -> None:
+        self._aborts.extend(rids)
+
+    def _submit_pooled(self, rid: int, ids: bytes, pool: Pool) -> None:
+        if self._engine.ready:
+            self._engine.submit(submit_of(self._engine.epoch, self.me.epoch, rid, ids, pool))
+        else:
+            self._pools.fail(rid, errors.LOADING, "the model is loading")
 
     def close(self) -> None:
         self._tokenizers.close()
@@ -213,6 +246,8 @@ class StreamerActor(Actor):
                 self._clients.send(client.identity, Pong(seq, self._incarnation))
             case Tokenize() | Detokenize():
                 self._text_call(client, message)
+            case Embed() | Rank():
+                self._pool_call(client, message)
             case ListModels(ref=ref):
                 self._clients.send(client.identity, Models(ref, self._models()))
             case CancelLabel(ref=ref, label=label):
@@ -287,6 +322,8 @@ class StreamerActor(Actor):
             find_fault(request, self._vocab_size())
         except InvalidParam as error:
             return errors.INVALID_REQUEST, str(error), error.param
+        if self.config.task != "generate":
+            return errors.INVALID_REQUEST, f"{self.config.model_name} was started to {self.config.task} texts", "model"
         if request.model not in ("", self.config.model_name):
             text = f"the model {request.model!r} is not served here; use {self.config.model_name!r}"
             return errors.MODEL_NOT_FOUND, text, "model"
@@ -348,6 +385,28 @@ class StreamerActor(Actor):
     def _vocab_size(self) -> int:
         return self._card.vocab_size if self._card is not None else self._files.vocab_size
 
+    def _pool_call(self, client: ClientConnection, call: Embed | Rank) -> None:
+        wanted = "embed" if isinstance(call, Embed) else "rank"
+        code, message = "", ""
+        if self.config.task != wanted:
+            flag = "embed" if wanted == "embed" else "rerank"
+            code = errors.INVALID_REQUEST
+            message = f"{self.config.model_name} was not started for this; see `callboard serve --task {flag}`"
+        elif self._draining:
+            code, message = errors.DRAINING, "the server is shutting down"
+        elif not self._engine.ready or not self._tokenizers.ready:
+            code, message = errors.LOADING, "the model is still loading"
+        elif not self._admission.has_room(len(self._pools)):
+            code, message = errors.QUEUE_FULL, f"{len(self._pools)} texts are waiting already"
+        if code:
+            self._clients.send(client.identity, CallFailed(call.ref, code, message, "model"))
+            return
+
+        def send(answer: Embedded | Ranked | CallFailed) -> None:
+            self._clients.send(client.identity, answer)
+
+        self._pools.begin(client.identity, call, send, time.monotonic() + self.config.timeout)
+
     def _text_call(self, client: ClientConnection, call: Tokenize | Detokenize) -> None:
         identity, ref = client.identity, call.ref
         if self._tokenizers.waiting >= MAX_WAITING_CALLS or not self._tokenizers.ready:
@@ -390,6 +449,8 @@ class StreamerActor(Actor):
             stream = self._streams.get(rid)
             if stream is not None:
                 stream.admitted(now)
+        for rid, vector in zip(step.pooled_rids, step.pooled, strict=True):
+            self._pools.take(rid, vector)
         reasons = dict(zip(step.ended, step.reasons, strict=True))
         logprobs = by_row(step)
         for rid, token in zip(step.rids, unpack_ids(step.tokens), strict=True):
@@ -407,6 +468,7 @@ class StreamerActor(Actor):
         for rid, reason in reasons.items():
             stream = self._streams.get(rid)
             if stream is None:
+                self._pools.fail(rid, reason, texts.get(rid, ""))
                 continue
             if reason in ("stop", "length"):
                 stream.finish_text()
@@ -464,12 +526,14 @@ class StreamerActor(Actor):
             )
 
     def _end_client(self, client: ClientConnection, code: str, message: str) -> None:
+        self._pools.forget(client.identity)
         for rid in list(client.streams.values()):
             stream = self._streams.get(rid)
             if stream is not None:
                 self._end(stream, "cancelled", code=code, message=message)
 
     def _end_all(self, outcome: str, code: str, message: str) -> None:
+        self._pools.fail_all(code, message)
         for stream in list(self._streams.values()):
             self._end(stream, outcome, code=code, message=message)
         self._flush()
@@ -478,6 +542,7 @@ class StreamerActor(Actor):
         for client in self._clients.silent(now):
             log.warning("client silent", client=client.name, streams=len(client.streams))
             self._end_client(client, errors.CANCELLED, "the client was silent for 3 s")
+        self._pools.look_at_the_clock(now)
         for stream in [stream for stream in self._streams.values() if now > stream.deadline]:
             self._end(stream, "failed", code=errors.TIMEOUT, message=TOO_LONG.format(stream.timeout))
 

@@ -22,7 +22,7 @@ def forced_calls(tools: list[dict[str, Any]], choice: ToolChoice) -> Grammar | N
     if choice.mode == "named":
         for tool in tools:
             if tool["function"]["name"] == choice.name:
-                return Grammar("json", json.dumps(_parameters(tool)), "tools")
+                return Grammar("json_line", json.dumps(_parameters(tool)), "tools")
         raise ValueError(f"tool_choice names {choice.name!r}, which is not among the tools")
     shared: dict[str, dict[str, Any]] = {"$defs": {}, "definitions": {}}
     calls = [_call(tool, shared) for tool in tools]
@@ -30,7 +30,7 @@ def forced_calls(tools: list[dict[str, Any]], choice: ToolChoice) -> Grammar | N
     if not choice.parallel:
         schema["maxItems"] = 1
     schema |= {key: named for key, named in shared.items() if named}
-    return Grammar("json", json.dumps(schema), "tools")
+    return Grammar("json_line", json.dumps(schema), "tools")
 
 
 def _parameters(tool: dict[str, Any]) -> dict[str, Any]:

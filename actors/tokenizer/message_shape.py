@@ -1,8 +1,9 @@
 """`MessageShape`: makes messages fit for templates that know neither tools nor the developer role.
 
-Pure. Used by `TextJobs` in a tokenizer process, on messages as `plain_messages` makes them. What a template doesn't mention, it would leave out without a
-word: tools are then described in the system message, calls and their results are written into the texts, in the
-form that the Hermes models made common and that `tool_parsers/json_tools.py` of mlx-lm reads.
+Pure. Used by `TextJobs` in a tokenizer process, on messages as `plain_messages` makes them. What a template doesn't
+mention, it would leave out without a word: tools are then described in the system message, calls and their results are
+written into the texts, in the form that the Hermes models made common and that `tool_parsers/json_tools.py` of mlx-lm
+reads.
 """
 
 import json

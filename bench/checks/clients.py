@@ -51,7 +51,7 @@ def by_openai_chat(report: Report, server: RunningServer) -> None:
     with openai_client(server) as client:
         model = client.models.list().data[0].id
         report.expect(client.models.retrieve(model).id == model, "models.retrieve finds the model")
-        base: dict[str, Any] = {"model": model, "messages": ASK, "max_tokens": 60}
+        base: dict[str, Any] = {"model": model, "messages": ASK, "max_tokens": 200}
 
         chosen = client.chat.completions.create(
             **{**base, "max_tokens": 6}, n=3, seed=7, temperature=1, logprobs=True, top_logprobs=2
@@ -130,7 +130,7 @@ def by_openai_responses(report: Report, server: RunningServer) -> None:
         ok = one is not None and two is not None and two.input_tokens > one.input_tokens + 4
         report.expect(ok, "previous_response_id brings the conversation")
         form: Any = {"format": {"type": "json_schema", "name": "paint", "schema": PAINT}}
-        text = client.responses.create(model=model, input="Paint", text=form, max_output_tokens=60).output_text
+        text = client.responses.create(model=model, input="Paint", text=form, max_output_tokens=200).output_text
         report.expect(is_paint(text), "text.format json_schema holds", text)
         tool: Any = {"type": "function", **TOOL["function"], "strict": True}
         with client.responses.stream(
@@ -139,7 +139,7 @@ def by_openai_responses(report: Report, server: RunningServer) -> None:
             tools=[tool],
             tool_choice="required",
             parallel_tool_calls=False,
-            max_output_tokens=60,
+            max_output_tokens=200,
         ) as stream:
             kinds = [event.type for event in stream]
             calls = [item for item in stream.get_final_response().output if item.type == "function_call"]
@@ -159,7 +159,7 @@ def by_anthropic(report: Report, server: RunningServer) -> None:
     with made as typed:
         client: Any = typed  # its types know Anthropic's models, and only options that all of them have
         model = _model(server)
-        base: dict[str, Any] = {"model": model, "max_tokens": 60, "messages": ASK}
+        base: dict[str, Any] = {"model": model, "max_tokens": 200, "messages": ASK}
         whole = client.messages.create(**{**base, "max_tokens": 6}, system="Be brief.", extra_body={"temperature": 0})
         text = whole.content[0].text if whole.content and whole.content[0].type == "text" else ""
         report.expect(
@@ -203,7 +203,7 @@ def by_langchain(report: Report, server: RunningServer) -> None:
 
     with openai.DefaultHttpxClient(trust_env=False, timeout=120) as http:
         options: dict[str, Any] = {"base_url": f"{server.url}/v1", "api_key": "none", "http_client": http}
-        chat = ChatOpenAI(model=_model(server), max_tokens=60, temperature=0, **options)  # type: ignore[call-arg]  # an alias
+        chat = ChatOpenAI(model=_model(server), max_tokens=200, temperature=0, **options)  # type: ignore[call-arg]  # an alias
         text = chat.invoke("Say something.").content
         streamed = "".join(str(piece.content) for piece in chat.stream("Say something."))
         report.expect(text == streamed != "", "invoke and stream agree", [text, streamed])
@@ -221,7 +221,7 @@ import json, sys
 import litellm
 litellm.suppress_debug_info = True
 url, model, tool = sys.argv[1:]
-base = dict(model=f"openai/{model}", api_base=f"{url}/v1", api_key="none", max_tokens=60, temperature=0, num_retries=0,
+base = dict(model=f"openai/{model}", api_base=f"{url}/v1", api_key="none", max_tokens=200, temperature=0, num_retries=0,
             messages=[{"role": "user", "content": "Say something."}])
 whole = litellm.completion(**base).choices[0].message.content
 streamed = "".join(chunk.choices[0].delta.content or "" for chunk in litellm.completion(**base, stream=True))

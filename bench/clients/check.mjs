@@ -21,11 +21,11 @@ const schema = {
 };
 const structured = await client.chat.completions.create({
   ...options,
-  max_tokens: 60,
+  max_tokens: 200,
   response_format: { type: "json_schema", json_schema: { name: "c", schema, strict: true } },
 });
 const tools = [{ type: "function", function: { name: "paint", parameters: schema } }];
-const runner = client.chat.completions.stream({ ...options, max_tokens: 60, tools, tool_choice: "required", parallel_tool_calls: false });
+const runner = client.chat.completions.stream({ ...options, max_tokens: 200, tools, tool_choice: "required", parallel_tool_calls: false });
 const called = (await runner.finalChatCompletion()).choices[0];
 
 const events = [];

@@ -13,7 +13,7 @@ from protocol.client.connection import Connection
 from protocol.client.requests import Delta, Messages, build_generate, error_of, split_deltas
 from protocol.endpoints import find_endpoint
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
-from protocol.ids import pack_ids, unpack_ids
+from protocol.ids import pack_ids, unpack_floats, unpack_ids
 from protocol.messages import (
     Accepted,
     CallFailed,
@@ -25,6 +25,8 @@ from protocol.messages import (
     Detokenize,
     Detokenized,
     Done,
+    Embed,
+    Embedded,
     End,
     Forget,
     Keep,
@@ -32,6 +34,8 @@ from protocol.messages import (
     ListModels,
     ModelCard,
     Models,
+    Rank,
+    Ranked,
     Recall,
     ServerMessage,
     Tokenize,
@@ -233,6 +237,21 @@ class AsyncClient:
         assert isinstance(answer, Done)
         return answer.count > 0
 
+    async def embed(
+        self, texts: Iterable[str] = (), *, ids: Iterable[Iterable[int]] = ()
+    ) -> list[tuple[list[float], int]]:
+        """The vector of each text, or of each list of token ids, and how many tokens it has. Raises RequestRejected."""
+        call = Embed(next(self._refs), [*texts], [pack_ids(one) for one in ids])
+        answer = await self._call(call)
+        assert isinstance(answer, Embedded)
+        return list(zip(map(unpack_floats, answer.vectors), answer.counts, strict=True))
+
+    async def rank(self, query: str, documents: Iterable[str], instruction: str = "") -> list[tuple[float, int]]:
+        """How well each document answers the query, 0 to 1, and how many tokens that took. Raises RequestRejected."""
+        answer = await self._call(Rank(next(self._refs), query, [*documents], instruction))
+        assert isinstance(answer, Ranked)
+        return list(zip(answer.scores, answer.counts, strict=True))
+
     def cancel(self, stream: AsyncStream) -> None:
         """Ask the server to end `stream`. Idempotent."""
         stream.cancel()
@@ -291,7 +310,7 @@ class AsyncClient:
             case Accepted(ref=ref, prompt_tokens=prompt_tokens):
                 if ref in self._streams:
                     self._streams[ref].prompt_tokens = prompt_tokens
-            case Tokenized() | Detokenized() | Models() | CallFailed() | Done() | Kept():
+            case Tokenized() | Detokenized() | Models() | CallFailed() | Done() | Kept() | Embedded() | Ranked():
                 future = self._calls.get(message.ref)
                 if future is not None and not future.done():
                     future.set_result(message)

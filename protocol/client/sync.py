@@ -11,7 +11,7 @@ from protocol.client.connection import Connection
 from protocol.client.requests import Delta, Messages, build_generate, error_of, split_deltas
 from protocol.endpoints import find_endpoint
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
-from protocol.ids import pack_ids, unpack_ids
+from protocol.ids import pack_ids, unpack_floats, unpack_ids
 from protocol.messages import (
     Accepted,
     CallFailed,
@@ -23,11 +23,15 @@ from protocol.messages import (
     Detokenize,
     Detokenized,
     Done,
+    Embed,
+    Embedded,
     End,
     Kept,
     ListModels,
     ModelCard,
     Models,
+    Rank,
+    Ranked,
     ServerMessage,
     Tokenize,
     Tokenized,
@@ -173,6 +177,19 @@ class Client:
         assert isinstance(answer, Done)
         return answer.count
 
+    def embed(self, texts: Iterable[str] = (), *, ids: Iterable[Iterable[int]] = ()) -> list[tuple[list[float], int]]:
+        """The vector of each text, or of each list of token ids, and how many tokens it has. Raises RequestRejected."""
+        call = Embed(next(self._refs), [*texts], [pack_ids(one) for one in ids])
+        answer = self._call(call)
+        assert isinstance(answer, Embedded)
+        return list(zip(map(unpack_floats, answer.vectors), answer.counts, strict=True))
+
+    def rank(self, query: str, documents: Iterable[str], instruction: str = "") -> list[tuple[float, int]]:
+        """How well each document answers the query, 0 to 1, and how many tokens that took. Raises RequestRejected."""
+        answer = self._call(Rank(next(self._refs), query, [*documents], instruction))
+        assert isinstance(answer, Ranked)
+        return list(zip(answer.scores, answer.counts, strict=True))
+
     def cancel(self, stream: Stream) -> None:
         """Ask the server to end `stream`. Idempotent."""
         stream.cancel()
@@ -231,7 +248,7 @@ class Client:
                 case Accepted(ref=ref, prompt_tokens=prompt_tokens):
                     if ref in self._streams:
                         self._streams[ref].prompt_tokens = prompt_tokens
-                case Tokenized() | Detokenized() | Models() | CallFailed() | Done() | Kept():
+                case Tokenized() | Detokenized() | Models() | CallFailed() | Done() | Kept() | Embedded() | Ranked():
                     if message.ref in self._calls:
                         self._calls[message.ref].put(message)
 

@@ -75,6 +75,7 @@ def follow(grammars, tokenizer, grammar: Grammar, text: str) -> bool:
     [
         (Grammar("json_object"), '{"a": 1}', "[1]"),
         (Grammar("json", '{"type": "integer"}'), "42", "4.2"),
+        (Grammar("json_line", '{"type": "array", "items": {"type": "integer"}}'), "[1, 2]", "[1,2]"),
         (Grammar("regex", r"\d{3}-\d{4}"), "555-1234", "55-1234"),
         (Grammar("choice", '["red", "dark \\"red\\""]'), 'dark "red"', "dark"),
         (Grammar("grammar", 'start: "a" "b"+'), "abbb", "a"),

@@ -27,7 +27,7 @@ def parse(body: bytes) -> list[Generation | ApiError]:
     results: list[Generation | ApiError] = []
     for parser in (parse_chat, parse_completion):
         try:
-            results.append(parser(body, "m")[1])
+            results.append(parser(body, "m", "id")[1])
         except ApiError as error:
             results.append(error)
     return results
