@@ -60,7 +60,7 @@ class PoolCalls:
 
     def begin(self, client: bytes, call: Embed | Rank, send: Callable[[Answer], None], deadline: float) -> None:
         """Take a call; `send` gets its answer."""
-        texts = _prompts(call)
+        texts = prompts(call)
         given = call.ids if isinstance(call, Embed) else []
         if bool(texts) == bool(given):
             send(CallFailed(call.ref, errors.INVALID_REQUEST, "there is nothing to do", "input"))
@@ -145,7 +145,7 @@ class PoolCalls:
         call.send(CallFailed(call.call.ref, code, message, "input"))
 
 
-def _prompts(call: Embed | Rank) -> list[str]:
+def prompts(call: Embed | Rank) -> list[str]:
     """The texts of a call; those of a ranking as the Qwen3 rerankers were trained."""
     if isinstance(call, Embed):
         return call.texts

@@ -32,14 +32,14 @@ DIRECT_RANK = """
 import json, sys
 import mlx.core as mx
 from actors.engine.model import load
-from actors.streamer.pool_calls import _prompts
+from actors.streamer.pool_calls import prompts
 from actors.tokenizer.text_tokenizer import load_tokenizer
 from protocol.messages import Rank
 folder, query, *documents = json.loads(sys.stdin.read())
 model, tokenizer = load(folder), load_tokenizer(folder)
 yes, no = (tokenizer.encode(word, add_special_tokens=False)[0] for word in ("yes", "no"))
 scores = []
-for text in _prompts(Rank(1, query, documents)):
+for text in prompts(Rank(1, query, documents)):
     logits = model._network(mx.array([tokenizer.encode(text, add_special_tokens=False)]))[0, -1]
     scores.append(float(mx.softmax(logits[mx.array([yes, no])])[0]))
 print(json.dumps(scores))

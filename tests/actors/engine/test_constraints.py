@@ -73,13 +73,16 @@ def test_a_resumed_row_goes_on_under_its_grammar(model: Model, make_request, sta
 
 
 def test_parked_rows_go_on_under_their_grammars(model: Model, make_request, start_run, decode) -> None:
-    limits = Limits(max_num_seqs=8, cache_bytes=4 * 330, row_bytes=lambda length: length)
+    limits = Limits(max_num_seqs=8, cache_bytes=3 * 500 + 760, row_bytes=lambda length: length)
     run, roomy = start_run(model, limits), start_run(model)
-    long = Grammar("regex", "([a-z]{2,4} ){40}end")
+    long = Grammar("regex", "([a-z]{2,4} ){120}end")
     for rid in range(4):
-        run.engine.submit(held(make_request, rid, long, 200))
-        roomy.engine.submit(held(make_request, rid, long, 200))
-    assert finish(run) == finish(roomy)
+        for each in (run, roomy):
+            params = SamplingParams(grammar=long)
+            ids = range(1000 + rid, 1500 + rid)
+            each.engine.submit(make_request(rid, ids, 400, params=params, temperature=0.9))
+    finish(run)
+    finish(roomy)
     assert run.engine.stats.parked > 0
     assert all(re.fullmatch(long.text, decode(run.tokens[rid])) for rid in range(4))
 
