@@ -372,7 +372,8 @@ class StreamerActor(Actor):
         detokenizer = self._detokenizers.stream(unpack_ids(result.ids)) if request.return_text else None
         spelling = self._detokenizers.token_bytes if request.return_text else None
         reply = None
-        if request.split_reply:
+        calls = bool(request.tools) and request.tool_choice.mode != "none"
+        if request.split_reply and (calls or thinking is not None):
             opened = thinking is not None and thinking.open
             reply = Reply(self._dialect, request.tools, request.tool_choice, thinking=opened)
         stream.encoded(result.ids, budget, detokenizer, time.monotonic(), spelling, thinking, reply)
