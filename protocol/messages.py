@@ -29,7 +29,8 @@ class Grammar(Struct, frozen=True, array_like=True):
     """What the generated text must be.
 
     `kind` is json_object (`text` is not used), json (a JSON schema), json_line (the same, in one line, with a space
-    behind each comma and colon), regex, choice (a JSON list of texts) or grammar (Lark, or GBNF). `field` is what the client called it; errors name it.
+    behind each comma and colon), regex, choice (a JSON list of texts) or grammar (Lark, or GBNF). `field` is what the
+    client called it; errors name it.
     """
 
     kind: str

@@ -86,6 +86,10 @@ class Constraints:
             except (InvalidGrammar, ValueError) as error:
                 results.append((rid, str(error)))
                 continue
+            except Exception as error:  # one row's grammar must not end all others
+                log.exception("a grammar could not be built", rid=rid)
+                results.append((rid, f"the grammar could not be built: {error}"))
+                continue
             if not constraint.error:
                 self._ready[rid] = constraint
             results.append((rid, constraint.error))
