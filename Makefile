@@ -19,7 +19,7 @@ STAMP := .venv/.setup-$(DEVICE)
 VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate connections-256 stress-256-http \
   stress-256-zmq vanish-http vanish-zmq tokenize-itl kill-supervisor kill-engine kill-streamer \
   kill-http two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
-  sampled-256 single-stream scaling clients retries schemas mixed-options compiling fuzz check rooms
+  sampled-256 single-stream scaling clients retries schemas mixed-options compiling texts fuzz check rooms
 VERIFY_LONG := soak compare
 
 .PHONY: help setup blas serve chat test verify check format bench clean FORCE

@@ -149,6 +149,7 @@ CHECKS: dict[str, Check] = {
     "schemas": on_demo(lambda report, server: structured.schema_outputs(report, server, 100, 200)),
     "mixed-options": on_demo(lambda report, server: structured.mixed_options(report, server, 64, 48, 0.6)),
     "compiling": on_demo(lambda report, server: structured.compiling(report, server, rounds=6, factor=1.3)),
+    "texts": project.text_properties,
     "fuzz": on_tiny(lambda report, server: fuzz.schemathesis_finds_nothing(report, server, 120)),
     "check": project.make_check,
     "rooms": on_tiny(rooms.rooms, "--http-workers", "2", "--tokenizers", "2"),

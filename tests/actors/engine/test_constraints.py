@@ -73,7 +73,7 @@ def test_a_resumed_row_goes_on_under_its_grammar(model: Model, make_request, sta
 
 
 def test_parked_rows_go_on_under_their_grammars(model: Model, make_request, start_run, decode) -> None:
-    limits = Limits(max_num_seqs=8, cache_bytes=3 * 500 + 760, row_bytes=lambda length: length)
+    limits = Limits(max_num_seqs=8, cache_bytes=2320, row_bytes=lambda length: length)
     run, roomy = start_run(model, limits), start_run(model)
     long = Grammar("regex", "([a-z]{2,4} ){120}end")
     for rid in range(4):
