@@ -271,7 +271,7 @@ def retries(report: Report, server: RunningServer, rows: int) -> None:
 
         async def fill() -> str | None:
             async with AsyncClient(endpoint=server.endpoint) as zmq:
-                streams = [zmq.generate(ids=[700], max_tokens=200, temperature=0, ignore_eos=True) for _ in range(rows)]
+                streams = [zmq.generate(ids=[700], max_tokens=50, temperature=0, ignore_eos=True) for _ in range(rows)]
                 async for _ in streams[0]:
                     break
                 asked = asyncio.to_thread(
