@@ -84,32 +84,35 @@ MIXES: list[dict[str, Any]] = [
 ]
 
 
+# Texts and reasons of a stream's choices, their tokens, and how many log-probabilities came.
+Answer = tuple[list[str], list[str], int, int]
+
+
 def mixed_options(report: Report, server: RunningServer, streams: int, max_tokens: int, bar: float) -> None:
-    """Every row with other options: each is right, none leaves the batch, and together they are not much slower than
-    as many rows that only sample, while somebody's large schema is compiled."""
-    plain = _tokens_per_second(server, streams, max_tokens, [{}], None)
-    options = [{**mix} for mix in MIXES]
-    wrong: list[Any] = []
-    mixed = _tokens_per_second(server, streams, max_tokens, options, wrong)
+    """Every row with other options: each is right, and together they are not much slower than as many rows that only
+    sample."""
+    # As many choices either way: a mix with n counts as often.
+    plain, _ = _measured(server, streams + streams // len(MIXES), max_tokens, [{}])
+    mixed, together = _measured(server, streams, max_tokens, MIXES)
+    wrong = [fault for i, answer in enumerate(together) if (fault := _fault(MIXES[i % len(MIXES)], *answer))]
     report.measured("tokens_per_second_with_temperature_and_seed", round(plain, 1))
     report.measured("tokens_per_second_mixed", round(mixed, 1))
     report.expect(not wrong, "every row is right", wrong[:4])
     report.expect(mixed >= bar * plain, f"mixed rows have {bar:.0%} of the speed", round(mixed / plain, 2))
-    # The same again, alone: what a row draws doesn't depend on its batch mates.
-    together = asyncio.run(_texts(server, streams, max_tokens, options))
-    alone = asyncio.run(_texts(server, len(MIXES), max_tokens, options, at_once=1))
+    # Alone: what a row draws doesn't depend on its batch mates.
+    alone = asyncio.run(_texts(server, len(MIXES), max_tokens, MIXES, at_once=1))
     same = [a[0] == b[0] for a, b in zip(alone, together, strict=False)]
     report.expect(all(same), "rows in the batch give what they give alone", same)
 
 
 async def _texts(
     server: RunningServer, streams: int, max_tokens: int, mixes: list[dict[str, Any]], at_once: int = 1000
-) -> list[tuple[list[str], list[str], int, int]]:
+) -> list[Answer]:
     """Texts, reasons, tokens and log-probabilities of each stream; choices of one are together."""
     gate = asyncio.Semaphore(at_once)
     async with AsyncClient(endpoint=server.endpoint) as client:
 
-        async def one(index: int) -> tuple[list[str], list[str], int, int]:
+        async def one(index: int) -> Answer:
             mix = {**mixes[index % len(mixes)]}
             n = mix.pop("n", 1)
             free = not mix.keys() & {"grammar", "stop"}
@@ -136,19 +139,14 @@ async def _texts(
         return await asyncio.gather(*(one(index) for index in range(streams)))
 
 
-def _tokens_per_second(
-    server: RunningServer, streams: int, max_tokens: int, mixes: list[dict[str, Any]], wrong: list[Any] | None
-) -> float:
-    # As many choices either way: a mix with n counts as often.
-    choices = streams if wrong is not None else streams + streams // len(MIXES)
+def _measured(
+    server: RunningServer, streams: int, max_tokens: int, mixes: list[dict[str, Any]]
+) -> tuple[float, list[Answer]]:
+    """Tokens per second over all choices, and the answers."""
     began = time.monotonic()
-    answers = asyncio.run(_texts(server, choices, max_tokens, mixes))
+    answers = asyncio.run(_texts(server, streams, max_tokens, mixes))
     seconds = time.monotonic() - began
-    if wrong is not None:
-        wrong += [
-            fault for index, answer in enumerate(answers) if (fault := _fault(mixes[index % len(mixes)], *answer))
-        ]
-    return sum(tokens for _, _, tokens, _ in answers) / seconds
+    return sum(tokens for _, _, tokens, _ in answers) / seconds, answers
 
 
 def _fault(mix: dict[str, Any], texts: list[str], reasons: list[str], tokens: int, logprobs: int) -> Any:
