@@ -22,6 +22,7 @@ from protocol.sockets import connect_dealer
 log = structlog.get_logger()
 
 LONG_JOB = 64 << 10  # bytes; a longer text takes tens of milliseconds
+LONG_GRAMMAR = 4096  # characters; a longer one can take longer than some milliseconds
 MAX_SHORT = 2  # jobs in a worker's hands: one to work on, one to go on with
 MAX_LONG = 1
 
@@ -42,8 +43,8 @@ class Job:
 
     @property
     def long(self) -> bool:
-        """Whether the worker does it in its lane for long work; nobody knows how long a grammar takes."""
-        return self.size > LONG_JOB or self.grammar is not None
+        """Whether the worker does it in its lane for long work. A large grammar may take a second."""
+        return self.size > LONG_JOB or (self.grammar is not None and len(self.grammar.text) > LONG_GRAMMAR)
 
     def message(self, epoch: int, number: int) -> Encode | Decode:
         """The job as a message to the worker of this epoch."""
