@@ -200,7 +200,7 @@ class Engine:
     def _enter(self, rid: int) -> None:
         """Queue a row, or let it wait for another that computes the same prompt."""
         row = self._requests[rid]
-        first = self._requests.get(row.like)
+        first = self._requests.get(row.like) if row.like else None
         if first is not None and row.begins_like(first):
             on_its_way = self._scheduler.computing(first.rid) or self._constraints.is_building(first.rid)
             if on_its_way and self._model.batches_rows:

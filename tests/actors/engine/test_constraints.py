@@ -3,14 +3,19 @@
 import json
 import re
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from actors.engine.engine import Engine
 from actors.engine.model import Model
+from actors.engine.row_memory import row_bytes
 from actors.engine.scheduler import Limits
+from actors.engine.step_log import Joined, Replay, StepRecord
 from actors.tokenizer.text_tokenizer import load_tokenizer
+from cache_store.store import PrefixStore
 from protocol.ids import pack_ids, unpack_ids
 from protocol.messages import Grammar, SamplingParams, Submit, Thinking
 
@@ -73,18 +78,19 @@ def test_a_resumed_row_goes_on_under_its_grammar(model: Model, make_request, sta
 
 
 def test_parked_rows_go_on_under_their_grammars(model: Model, make_request, start_run, decode) -> None:
-    limits = Limits(max_num_seqs=8, cache_bytes=2320, row_bytes=lambda length: length)
+    size = partial(row_bytes, model.row_memory)
+    limits = Limits(max_num_seqs=6, cache_bytes=9 * size(256), row_bytes=size)
     run, roomy = start_run(model, limits), start_run(model)
     long = Grammar("regex", "([a-z]{2,4} ){120}end")
-    for rid in range(4):
+    for rid in range(6):
         for each in (run, roomy):
             params = SamplingParams(grammar=long)
-            ids = range(1000 + rid, 1500 + rid)
+            ids = range(1000 + rid, 1190 + rid)
             each.engine.submit(make_request(rid, ids, 400, params=params, temperature=0.9))
     finish(run)
     finish(roomy)
     assert run.engine.stats.parked > 0
-    assert all(re.fullmatch(long.text, decode(run.tokens[rid])) for rid in range(4))
+    assert all(re.fullmatch(long.text, decode(run.tokens[rid])) for rid in range(6))
 
 
 def test_min_tokens_gives_way_to_a_grammar_that_is_at_its_end(model: Model, make_request, start_run, decode) -> None:
@@ -167,3 +173,60 @@ def test_choices_under_a_grammar(model: Model, make_request, start_run, decode) 
     tokens = finish(run)
     assert all(re.fullmatch(REGEX.text, decode(row)) for row in tokens.values())
     assert len({tuple(row) for row in tokens.values()}) == 3
+
+
+def test_choices_start_from_a_restored_prefix_and_leave_blocks_of_their_own(
+    model: Model, make_request, start_run
+) -> None:
+    run, plain = start_run(model, store=PrefixStore(memory_bytes=64 << 20)), start_run(model)
+    ids = list(range(1000, 1700))
+    run.all([make_request(9, ids, 2)])
+    choices = [
+        make_request(rid, ids, 100, seed=5, choice=rid - 1, like=0 if rid == 1 else 1, temperature=0.9)
+        for rid in (1, 2, 3)
+    ]
+    tokens = run.all(choices)
+    assert {rid: tokens[rid] for rid in (1, 2, 3)} == plain.all(choices)
+    assert {rid: run.cached[rid] for rid in (1, 2, 3)} == dict.fromkeys((1, 2, 3), 512)
+    # Each has crossed a border at 768 tokens on its own way.
+    for rid in (1, 2, 3):
+        run.all([make_request(10 + rid, [*ids, *tokens[rid][:99]], 2)])
+        assert run.cached[10 + rid] == 768
+
+
+def test_a_row_with_a_grammar_leaves_blocks_that_hold_what_it_computed(
+    model: Model, make_request, start_run, decode
+) -> None:
+    run = start_run(model, store=PrefixStore(memory_bytes=64 << 20))
+    grammar = Grammar("regex", "([a-z]{2,4} ){120}end")
+    ids = list(range(1000, 1500))
+    run.engine.submit(make_request(1, ids, 400, params=SamplingParams(grammar=grammar), temperature=0.9))
+    run.engine.submit(make_request(2, [*ids[:300], 5], 300, temperature=0.9))
+    tokens = finish(run)
+    assert re.fullmatch(grammar.text, decode(tokens[1]))
+    for rid, prompt in ((1, ids), (2, [*ids[:300], 5])):
+        longer = [*prompt, *tokens[rid][:290]]
+        again = make_request(10 + rid, longer, 8)
+        run.all([again])
+        assert run.cached[10 + rid] == (len(longer) - 1) // 256 * 256
+        assert run.tokens[10 + rid] == start_run(model).all([again])[10 + rid]
+
+
+def test_a_recorded_run_with_choices_played_again_has_the_same_plans(model: Model, make_request) -> None:
+    size = partial(row_bytes, model.row_memory)
+    limits = Limits(max_num_seqs=6, cache_bytes=9 * size(256), row_bytes=size)
+    records: list[StepRecord] = []
+    engine = Engine(model, limits, on_step=records.append)
+    for first in (1, 11):
+        for choice in range(4):
+            like = first if choice else 0
+            ids = range(10, 200 + first)
+            engine.submit(make_request(first + choice, ids, 90, seed=1, choice=choice, like=like, temperature=0.9))
+    while engine.busy:
+        engine.turn(lambda outcome: None)
+    assert engine.stats.parked > 0
+    lines = msgspec.json.encode(records)
+    assert any(isinstance(told, Joined) for record in records for told in record.told)
+    replay = Replay(limits)
+    for record in msgspec.json.decode(lines, type=list[StepRecord]):
+        assert replay.plan(record) == record.plan
