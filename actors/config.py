@@ -9,14 +9,16 @@ class CastConfig(msgspec.Struct, frozen=True):
     """Settings that the actors of one cast share. Times are in seconds, sizes in tokens unless named;
     `memory_limit` is in bytes.
 
-    `model_path` is a local folder with `config.json` and weights; `model_name` is what clients call it. `zmq_tcp` is
-    a loopback `host:port` where the streamer listens too, if any. `cache_memory_percent`, a part of 1, is of the
-    memory that is free once the model is loaded. Without `ssd_cache_dir` no prefix is kept on the SSD.
+    `model_path` is a local folder with `config.json` and weights; `model_name` is what clients call it. `task` is
+    generate, embed or rank. `zmq_tcp` is a loopback `host:port` where the streamer listens too, if any.
+    `cache_memory_percent`, a part of 1, is of the memory that is free once the model is loaded. Without
+    `ssd_cache_dir` no prefix is kept on the SSD.
     """
 
     model_path: str
     model_name: str
     run_dir: str
+    task: str = "generate"
     tokenizers: int = 1
     stream_interval: int = 1
     timeout: float = 600.0

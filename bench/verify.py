@@ -27,10 +27,12 @@ from bench.checks import (
     answers,
     block_disk,
     blocks,
+    clients,
     crowds,
     deaths,
     fairness,
     floods,
+    fuzz,
     hostile,
     interference,
     limits,
@@ -44,6 +46,7 @@ from bench.checks import (
     rooms,
     same,
     soaks,
+    structured,
 )
 from bench.checks.report import Report
 from bench.facts import machine_facts
@@ -51,6 +54,7 @@ from bench.harness import ROOT, RunningServer, callboard, clean_environment, exi
 from bench.load.plan import Plan
 from bench.models import DEMO, demo_folder, tiny_model
 from bench.peers import PEERS
+from server.models.cache import cache_root
 
 LIMIT = 600.0  # seconds a check may take
 SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "1200"))
@@ -234,6 +238,13 @@ CHECKS: dict[str, Check] = {
     ),
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
+    "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
+    "retries": on_tiny(lambda report, server: clients.retries(report, server, rows=2 + 32), "--max-num-seqs", "2"),
+    "schemas": on_demo(lambda report, server: structured.schema_outputs(report, server, 100, 200)),
+    "mixed-options": on_demo(lambda report, server: structured.mixed_options(report, server, 64, 48, 0.6)),
+    "compiling": on_demo(lambda report, server: structured.compiling(report, server, tokens=200, factor=1.3)),
+    "texts": project.text_properties,
+    "fuzz": on_tiny(lambda report, server: fuzz.schemathesis_finds_nothing(report, server, 120)),
     "check": project.make_check,
     "rooms": on_tiny(rooms.rooms, "--http-workers", "2", "--tokenizers", "2"),
     "block-kills": lambda report: blocks.kills(report, rounds=200),

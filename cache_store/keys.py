@@ -35,12 +35,16 @@ def fingerprint(**parts: str | bytes | int | None) -> bytes:
 
 
 def chain_keys(
-    ids: npt.NDArray[np.uint32] | bytes, salt: str = "", images: Sequence[tuple[int, bytes]] = ()
+    ids: npt.NDArray[np.uint32] | bytes,
+    salt: str = "",
+    images: Sequence[tuple[int, bytes]] = (),
+    known: Sequence[bytes] = (),
 ) -> list[bytes]:
     """One 32-byte key for each whole block of a prompt.
 
     `ids` are token ids, as an array or packed as little-endian uint32. `salt` parts the caches of tenants. `images`
-    holds, for each image, the position of its first placeholder token and a hash of the image.
+    holds, for each image, the position of its first placeholder token and a hash of the image. `known` are keys of the
+    first blocks, from an earlier call; the others are computed.
     """
     packed = ids if isinstance(ids, bytes) else np.ascontiguousarray(ids, dtype="<u4").tobytes()
     extras: dict[int, list[bytes]] = defaultdict(list)
@@ -48,10 +52,10 @@ def chain_keys(
         extras[0].append(b"salt" + salt.encode())
     for position, digest in sorted(images):
         extras[position // BLOCK_SIZE].append(b"image" + struct.pack("<I", position % BLOCK_SIZE) + digest)
-    keys = []
-    key = _ROOT
+    keys = [*known]
+    key = keys[-1] if keys else _ROOT
     size = 4 * BLOCK_SIZE
-    for number in range(len(packed) // size):
+    for number in range(len(keys), len(packed) // size):
         block = packed[number * size : (number + 1) * size]
         key = hashlib.sha256(key + block + b"".join(map(_field, extras.get(number, ())))).digest()
         keys.append(key)

@@ -25,6 +25,36 @@ from protocol.ids import unpack_floats, unpack_ids
 PROTOCOL_VERSION = 1
 
 
+class Grammar(Struct, frozen=True, array_like=True):
+    """What the generated text must be.
+
+    `kind` is json_object (`text` is not used), json (a JSON schema), json_line (the same, in one line, with a space
+    behind each comma and colon), regex, choice (a JSON list of texts) or grammar (Lark, or GBNF). `field` is what the
+    client called it; errors name it.
+    """
+
+    kind: str
+    text: str = ""
+    field: str = "grammar"
+
+
+class Thinking(Struct, frozen=True, array_like=True):
+    """How a model marks its reasoning, in token ids, for the engine. `open`: the prompt ends inside of it."""
+
+    begin: list[int]
+    end: list[int]
+    open: bool = False
+
+
+class Pool(Struct, frozen=True, array_like=True):
+    """What becomes of a text's hidden states: `mode` first, last or mean, to unit length when `normalize`; or, with
+    `among`, the probabilities of these tokens behind the last one."""
+
+    mode: str
+    normalize: bool = True
+    among: list[int] = []
+
+
 class SamplingParams(Struct, frozen=True, array_like=True, omit_defaults=False):
     """What one request asks of the sampler and the stop logic. `None` means the model's own default, or off.
 
@@ -32,7 +62,8 @@ class SamplingParams(Struct, frozen=True, array_like=True, omit_defaults=False):
     Before `min_tokens` tokens neither an end-of-sequence token, nor one of `stop_token_ids`, nor a stop string
     ends the text. `logit_bias` is added to the logits of these ids. `top_k` 0 or -1 is off. `logprobs` asks for the
     log-probability of each generated token and of so many of the most probable ones; None asks for none. A lower
-    `priority` runs earlier, as in vLLM.
+    `priority` runs earlier, as in vLLM. `grammar` holds for the answer, not for the reasoning before it; reasoning is
+    ended after `thinking_budget` tokens.
     """
 
     temperature: float | None = None
@@ -53,6 +84,8 @@ class SamplingParams(Struct, frozen=True, array_like=True, omit_defaults=False):
     xtc_threshold: float | None = None
     logprobs: int | None = None
     priority: int = 0
+    grammar: Grammar | None = None
+    thinking_budget: int | None = None
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):
@@ -80,11 +113,31 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
 
 
 class Usage(Struct, frozen=True, array_like=True):
-    """Token counts of one request. `cached_tokens` is the part of the prompt that was not computed."""
+    """Token counts of one request. `cached_tokens` is the part of the prompt that was not computed, `reasoning_tokens`
+    the part of the completion that is reasoning, its marks included."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class ToolCallDelta(Struct, frozen=True, array_like=True):
+    """A piece of tool call number `index`. The first one brings `id` and `name`; `arguments`, joined, are JSON."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class ToolChoice(Struct, frozen=True, array_like=True):
+    """Which tools may be called. `mode` is auto, none, required, or named with the tool's `name`. Without `parallel`
+    one call at most is asked for."""
+
+    mode: str = "auto"
+    name: str = ""
+    parallel: bool = True
 
 
 class Timing(Struct, frozen=True, array_like=True):
@@ -105,6 +158,7 @@ class ModelCard(Struct, frozen=True, array_like=True):
     vocab_size: int = 0
     has_chat_template: bool = True
     created: int = 0
+    task: str = "generate"
 
 
 # -- client -> streamer ------------------------------------------------------------------------------
@@ -128,7 +182,10 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
 
     `return_text` / `return_ids` choose what the deltas carry (ids alone skip the detokenizer).
     `add_special_tokens` holds for `prompt`; a chat template writes its own. `timeout` is in seconds. Only requests
-    with the same `cache_salt` share prefixes.
+    with the same `cache_salt` share prefixes. `tools` are functions as the OpenAI API describes them. With
+    `split_reply` reasoning and tool calls come apart from the text, in columns of their own. Each of `more_refs` is one
+    more choice for the same prompt, whose computation they share; choice number i + 1 is a stream of its own under
+    `more_refs[i]`.
     """
 
     ref: int
@@ -144,6 +201,10 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
     timeout: float | None = None
     template_kwargs: dict[str, Any] = {}
     cache_salt: str = ""
+    tools: list[dict[str, Any]] = []
+    tool_choice: ToolChoice = ToolChoice()
+    split_reply: bool = False
+    more_refs: list[int] = []
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=4):
@@ -166,6 +227,8 @@ class Tokenize(Struct, frozen=True, array_like=True, tag=6):
     text: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
+    template_kwargs: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
 
 
 class Detokenize(Struct, frozen=True, array_like=True, tag=7):
@@ -179,6 +242,52 @@ class ListModels(Struct, frozen=True, array_like=True, tag=8):
     """Ask what is served. Answered by `Models`."""
 
     ref: int
+
+
+class CancelLabel(Struct, frozen=True, array_like=True, tag=9):
+    """End all streams with this label, whoever asked for them. Answered by `Done` with their number."""
+
+    ref: int
+    label: str
+
+
+class Keep(Struct, frozen=True, array_like=True, tag=10):
+    """Keep `value` under `key` for all clients, in memory, as long as there is room. Answered by `Done`."""
+
+    ref: int
+    key: str
+    value: bytes
+
+
+class Recall(Struct, frozen=True, array_like=True, tag=11):
+    """Ask for what was kept. Answered by `Kept`."""
+
+    ref: int
+    key: str
+
+
+class Forget(Struct, frozen=True, array_like=True, tag=12):
+    """Drop what was kept. Answered by `Done`, with 0 when there was nothing."""
+
+    ref: int
+    key: str
+
+
+class Embed(Struct, frozen=True, array_like=True, tag=13):
+    """Turn `texts`, or `ids` (uint32-LE each), into vectors. Answered by `Embedded` or `CallFailed`."""
+
+    ref: int
+    texts: list[str] = []
+    ids: list[bytes] = []
+
+
+class Rank(Struct, frozen=True, array_like=True, tag=14):
+    """Say how well each document answers the query. Answered by `Ranked` or `CallFailed`."""
+
+    ref: int
+    query: str
+    documents: list[str]
+    instruction: str = ""
 
 
 # -- streamer -> client ------------------------------------------------------------------------------
@@ -221,7 +330,8 @@ class End(Struct, frozen=True, array_like=True):
 
     `outcome` is finished, cancelled, rejected or failed. `reason` is the finish reason (stop, length) of a
     finished one; `code` (see `protocol.errors`) and `message` say what went wrong with the others.
-    `retry_after` is in seconds, 0 when retrying makes no sense. `param` names the offending option.
+    `retry_after` is in seconds, 0 when retrying makes no sense. `param` names the offending option, `stop` the stop
+    string that ended the text. The reason of a reply that stopped behind tool calls is tool_calls.
     """
 
     ref: int
@@ -233,6 +343,7 @@ class End(Struct, frozen=True, array_like=True):
     timing: Timing = field(default_factory=Timing)
     retry_after: float = 0.0
     param: str = ""
+    stop: str = ""
 
 
 class Deltas(Struct, frozen=True, array_like=True, tag=24):
@@ -241,7 +352,8 @@ class Deltas(Struct, frozen=True, array_like=True, tag=24):
     `texts[i]` and `ids[i]` belong to stream `refs[i]`; `counts[i]` is the number of tokens they stand for.
     `ends` holds the terminal records of streams that ended; a stream's last text comes in the same message
     as its end or earlier. `logprobs` is empty when no stream here asked for them; else `logprobs[i]` holds the
-    tokens whose text `texts[i]` begins to bring, none for streams that did not ask.
+    tokens whose text `texts[i]` begins to bring, none for streams that did not ask. `reasoning` and `tool_calls` are
+    empty when no stream here has any; in one delta the reasoning comes before the text, and that before the calls.
     """
 
     refs: list[int]
@@ -250,6 +362,8 @@ class Deltas(Struct, frozen=True, array_like=True, tag=24):
     counts: list[int]
     ends: list[End] = []
     logprobs: list[list[TokenLogprobs]] = []
+    reasoning: list[str] = []
+    tool_calls: list[list[ToolCallDelta]] = []
 
 
 class Tokenized(Struct, frozen=True, array_like=True, tag=26):
@@ -274,7 +388,7 @@ class Models(Struct, frozen=True, array_like=True, tag=28):
 
 
 class CallFailed(Struct, frozen=True, array_like=True, tag=29):
-    """Answer to a `Tokenize`, `Detokenize` or `ListModels` that could not be carried out, and to a message
+    """Answer to a `ClientCall` that could not be carried out, and to a message
     that could not be decoded (`ref` -1)."""
 
     ref: int
@@ -283,13 +397,43 @@ class CallFailed(Struct, frozen=True, array_like=True, tag=29):
     param: str = ""
 
 
+class Done(Struct, frozen=True, array_like=True, tag=30):
+    """Answer to `CancelLabel`, `Keep` and `Forget`: how many streams or values it touched."""
+
+    ref: int
+    count: int
+
+
+class Kept(Struct, frozen=True, array_like=True, tag=31):
+    """Answer to `Recall`; None when nothing is kept under the key (any more)."""
+
+    ref: int
+    value: bytes | None
+
+
+class Embedded(Struct, frozen=True, array_like=True, tag=32):
+    """Answer to `Embed`: a vector (float32-LE) and the number of tokens for each text."""
+
+    ref: int
+    vectors: list[bytes]
+    counts: list[int]
+
+
+class Ranked(Struct, frozen=True, array_like=True, tag=33):
+    """Answer to `Rank`: a score from 0 to 1 and the number of tokens for each document."""
+
+    ref: int
+    scores: list[float]
+    counts: list[int]
+
+
 # -- streamer <-> tokenizer --------------------------------------------------------------------------
 
 
 class Encode(Struct, frozen=True, array_like=True, tag=40):
     """Text or chat messages to ids. `job` is the streamer's number for it.
 
-    `long`: to be done beside the short jobs, at low priority.
+    `long`: to be done beside the short jobs, at low priority. A `grammar` is checked along with the text.
     """
 
     epoch: int
@@ -299,6 +443,8 @@ class Encode(Struct, frozen=True, array_like=True, tag=40):
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = {}
     long: bool = False
+    tools: list[dict[str, Any]] = []
+    grammar: Grammar | None = None
 
 
 class Encoded(Struct, frozen=True, array_like=True, tag=41):
@@ -347,8 +493,11 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     `ids` is the prompt (`prompt_tokens` of them) followed by the tokens generated so far; the next token is
     number `len(ids) - prompt_tokens` of its (seed, choice) sequence. `budget` is how many tokens may still
     be generated. `temperature` and `top_p` are resolved values, never absent. So are those of `params`: none is
-    None but `max_tokens` (`budget` counts) and `logprobs`; an option that is off has its neutral value. Only requests
-    with the same `cache_salt` share prefixes. `warm`: the prompt's blocks are to stay in memory for good.
+    None but `max_tokens` (`budget` counts), `logprobs`, `grammar` and `thinking_budget`; an option that is off has its
+    neutral value. Only requests with the same `cache_salt` share prefixes. `warm`: the prompt's blocks are to stay in
+    memory for good. `thinking` says when `grammar` begins to hold and what `thinking_budget` counts. The prompt of row
+    `like` is the same: while it is not computed, this row waits for it instead of computing it again. With `pool` the
+    row is embedded and nothing is generated.
     """
 
     epoch: int
@@ -366,6 +515,9 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     priority: int = 0
     cache_salt: str = ""
     warm: bool = False
+    thinking: Thinking | None = None
+    like: int = 0
+    pool: Pool | None = None
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=62):
@@ -430,6 +582,7 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     the tokens. `logprob_rids` names those of `rids` whose requests asked for log-probabilities, with that of the
     row's token in `logprobs`, and the most probable ones in `top_ids` (uint32-LE) and `top_logprobs` (float32-LE),
     the most probable first. `cached_tokens[i]` tokens of the prompt of `cached_rids[i]` were not computed but found.
+    `pooled` (float32-LE) are the results of rows `pooled_rids`, which end with them.
     """
 
     epoch: int
@@ -447,6 +600,8 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     top_logprobs: list[bytes] = []
     cached_rids: list[int] = []
     cached_tokens: list[int] = []
+    pooled_rids: list[int] = []
+    pooled: list[bytes] = []
 
 
 # -- supervisor <-> actors ---------------------------------------------------------------------------
@@ -535,8 +690,10 @@ class EngineUse(Struct, frozen=True, array_like=True, tag=87):
     suspects: bool
 
 
-ClientMessage = Hello | Ping | Generate | Cancel | Credit | Tokenize | Detokenize | ListModels
-ServerMessage = Welcome | Refused | Pong | Accepted | Deltas | Tokenized | Detokenized | Models | CallFailed
+ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank
+ClientMessage = Hello | Ping | Generate | Cancel | Credit | ClientCall
+CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept | Embedded | Ranked
+ServerMessage = Welcome | Refused | Pong | Accepted | Deltas | CallAnswer
 TokenizerJob = Encode | Decode
 TokenizerResult = Encoded | Decoded
 EngineCommand = Attach | Submit | Abort

@@ -1,6 +1,6 @@
 """Ranges of the sampling options: the one place that checks them, for HTTP and raw clients alike."""
 
-from protocol.messages import SamplingParams
+from protocol.messages import Grammar, SamplingParams
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
@@ -12,6 +12,10 @@ MIN_SEED = -(2**63)
 MAX_PRIORITY = 2**31 - 1
 MAX_TOP_K = 2**31 - 1
 MAX_ID = 2**32 - 1
+GRAMMARS = ("json_object", "json", "json_line", "regex", "choice", "grammar")
+MAX_GRAMMAR_CHARS = 256 << 10
+MAX_CHOICES = 64  # of one prompt
+MAX_TOOLS = 128
 
 
 class InvalidParam(ValueError):
@@ -54,7 +58,9 @@ def check_params(params: SamplingParams, vocab_size: int = 0) -> None:
     _in_range("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if params.seed is not None and not MIN_SEED <= params.seed <= MAX_SEED:
         raise InvalidParam("seed", "seed must fit in 64 bits, signed")
+    _in_range("thinking_budget", params.thinking_budget, 0, MAX_TOP_K)
     _check_length(params)
+    _check_grammar(params.grammar)
     _check_stops(params, vocab_size)
     _check_bias(params.logit_bias, vocab_size)
 
@@ -67,6 +73,16 @@ def _check_length(params: SamplingParams) -> None:
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         text = f"min_tokens must be at most the number of tokens asked for, {params.max_tokens}"
         raise InvalidParam("min_tokens", f"{text}, not {params.min_tokens}")
+
+
+def _check_grammar(grammar: Grammar | None) -> None:
+    if grammar is None:
+        return
+    if grammar.kind not in GRAMMARS:
+        raise InvalidParam(grammar.field, f"{grammar.field}: the kind must be one of {', '.join(GRAMMARS)}")
+    if len(grammar.text) > MAX_GRAMMAR_CHARS:
+        text = f"{grammar.field} has {len(grammar.text)} characters, and may have {MAX_GRAMMAR_CHARS}"
+        raise InvalidParam(grammar.field, text)
 
 
 def _check_stops(params: SamplingParams, vocab_size: int) -> None:

@@ -8,20 +8,24 @@ from starlette.routing import Route
 
 from server.api_keys import ApiKeys
 from server.backend import Backend
+from server.calls import JsonCall, cancel_request, detokenize, tokenize
 from server.chat import parse_chat
 from server.completions import parse_completion
 from server.endpoints import GenerateEndpoint
 from server.errors import ApiError, on_api_error, on_http_exception, on_unexpected
 from server.health import HealthEndpoints
+from server.messages import count_tokens, parse_message
+from server.openapi import describe
 from server.options import HttpOptions
+from server.pooled import embeddings, rerank
 from server.request_log import RequestLog
+from server.responses import ResponseEndpoints, parse_response
 
 
 def make_app(backend: Backend, options: HttpOptions) -> Starlette:
     """The app, serving what `backend` connects to."""
     health = HealthEndpoints(backend)
-    chat = GenerateEndpoint(backend, options, parse_chat)
-    completions = GenerateEndpoint(backend, options, parse_completion)
+    kept = ResponseEndpoints(backend)
     # CORS stands inside the log, so that a preflight is logged too, and outside all that may fail.
     middleware = [Middleware(RequestLog)]
     if options.allow_origins:
@@ -29,7 +33,7 @@ def make_app(backend: Backend, options: HttpOptions) -> Starlette:
             Middleware(
                 CORSMiddleware,
                 allow_origins=options.allow_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", "retry-after"],
             )
@@ -38,8 +42,29 @@ def make_app(backend: Backend, options: HttpOptions) -> Starlette:
         middleware.append(Middleware(ApiKeys, keys=options.api_keys))
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
+            *(
+                Route(path, GenerateEndpoint(backend, options, parse), methods=["POST"])
+                for path, parse in (
+                    ("/v1/chat/completions", parse_chat),
+                    ("/v1/completions", parse_completion),
+                    ("/v1/responses", parse_response),
+                    ("/v1/messages", parse_message),
+                )
+            ),
+            *(
+                Route(path, JsonCall(backend, options, work), methods=["POST"])
+                for path, work in (
+                    ("/v1/messages/count_tokens", count_tokens),
+                    ("/tokenize", tokenize),
+                    ("/detokenize", detokenize),
+                    ("/v1/embeddings", embeddings),
+                    ("/v1/rerank", rerank),
+                )
+            ),
+            Route("/v1/responses/{id}", kept.get, methods=["GET"]),
+            Route("/v1/responses/{id}", kept.delete, methods=["DELETE"]),
+            Route("/v1/requests/{id}/cancel", cancel_request(backend), methods=["POST"]),
+            Route("/openapi.json", describe),
             Route("/v1/models", health.models),
             Route("/v1/models/{name:path}", health.model),
             Route("/ready", health.ready),

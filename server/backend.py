@@ -15,6 +15,7 @@ from protocol import AsyncClient
 from protocol.errors import (
     DRAINING,
     LOADING,
+    MODEL_NOT_FOUND,
     SERVER_LOST,
     SERVER_STOPPED,
     CallboardError,
@@ -83,6 +84,12 @@ class Backend:
         if self._client is None:
             raise ApiError(SERVER_LOST, "the connection to the model is being restored")
         return self._client
+
+    def check_model(self, asked: str | None) -> None:
+        """Raises ApiError when a request asks for a model that isn't served; None asks for whatever is."""
+        if asked and asked != self.model:
+            text = f"the model {asked!r} does not exist here; this server has {self.model!r}"
+            raise ApiError(MODEL_NOT_FOUND, text, param="model")
 
     @contextmanager
     def working(self) -> Iterator[None]:

@@ -86,6 +86,7 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         model_path=str(model_path),
         model_name=model_name,
         run_dir=str(run_dir.path),
+        task=settings.task,
         tokenizers=settings.tokenizers,
         stream_interval=settings.stream_interval,
         timeout=settings.timeout,

@@ -1,4 +1,4 @@
-"""The two endpoints that generate text, as ASGI applications: from a request to `server.generation.run`.
+"""The endpoints that generate text, as ASGI applications: from a request to `server.generation.run`.
 
 They are plain ASGI, not Starlette's request-response functions, as a streamed answer is written event by event and
 the connection is listened to meanwhile.
@@ -10,7 +10,6 @@ from typing import Any
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from protocol.errors import MODEL_NOT_FOUND
 from server.backend import Backend
 from server.connection import abort_of
 from server.errors import ApiError, internal_error
@@ -21,11 +20,12 @@ from server.request_log import RequestRecord, record_of
 
 log = structlog.get_logger()
 
-Parse = Callable[[bytes, str], tuple[str | None, Generation]]
+Parse = Callable[[bytes, str, str], tuple[str | None, Generation]]
 
 
 class GenerateEndpoint:
-    """Serves one of the APIs. `parse` turns a body, and the model's name for the answer, into a `Generation`."""
+    """Serves one of the APIs. `parse` turns a body, and the model's name and the request's id for the answer, into the
+    model that was asked for and a `Generation`."""
 
     def __init__(self, backend: Backend, options: HttpOptions, parse: Parse) -> None:
         self._backend = backend
@@ -60,8 +60,6 @@ class GenerateEndpoint:
         options = self._options
         self._backend.client()  # so that nothing is read for a server that can't serve
         body = await read_body(scope, receive, options.max_body_bytes, options.body_timeout)
-        model, generation = self._parse(body, self._backend.model)
-        if model and model != self._backend.model:
-            text = f"the model {model!r} does not exist here; this server has {self._backend.model!r}"
-            raise ApiError(MODEL_NOT_FOUND, text, param="model")
+        model, generation = self._parse(body, self._backend.model, record.request_id)
+        self._backend.check_model(model)
         await run(generation, self._backend.client(), record, options, receive, send, abort_of(scope))

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from protocol import errors as codes
 from protocol.errors import CallboardError
+from server.schemas_messages import MessagesError, MessagesErrorDetail
 
 NOT_FOUND = "not_found"
 METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -64,6 +65,15 @@ _SHOWN = {
     codes.CANCELLED: Shown(503, _SERVER, codes.CANCELLED, 1.0),
     codes.TIMEOUT: Shown(504, _SERVER, codes.TIMEOUT),
 }
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _UNKNOWN = Shown(500, _SERVER, codes.INTERNAL_ERROR)
 
 
@@ -103,12 +113,18 @@ class ApiError(Exception):
         shown = self.shown
         return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, shown.kind, self.param, shown.code)))
 
-    def response(self) -> Response:
-        """The error as a whole response."""
+    def anthropic_body(self, request_id: str | None = None) -> bytes:
+        """The error as JSON in Anthropic's shape."""
+        kind = _ANTHROPIC.get(self.status, "api_error")
+        return msgspec.json.encode(MessagesError(MessagesErrorDetail(kind, self.message), request_id=request_id))
+
+    def response(self, path: str = "") -> Response:
+        """The error as a whole response to a request for `path`."""
         headers = {}
         if self.status == 503 and self.retry_after > 0:
             headers["retry-after"] = str(math.ceil(self.retry_after))
-        return Response(self.body(), self.status, headers, media_type="application/json")
+        body = self.anthropic_body() if path.startswith("/v1/messages") else self.body()
+        return Response(body, self.status, headers, media_type="application/json")
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
@@ -122,10 +138,10 @@ def from_client_error(error: CallboardError) -> ApiError:
     return ApiError(error.code, message, param=error.param or None, retry_after=error.retry_after)
 
 
-async def on_api_error(_request: Request, error: Exception) -> Response:
+async def on_api_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for `ApiError`."""
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -138,14 +154,14 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         answer = ApiError(METHOD_NOT_ALLOWED, f"{place} is not allowed")
     else:
         answer = ApiError(codes.INTERNAL_ERROR, error.detail)
-    response = answer.response()
+    response = answer.response(request.url.path)
     response.headers.update(error.headers or {})
     return response
 
 
-async def on_unexpected(_request: Request, _error: Exception) -> Response:
+async def on_unexpected(request: Request, _error: Exception) -> Response:
     """Starlette's handler for everything else. The details go to the log, never to the client."""
-    return internal_error().response()
+    return internal_error().response(request.url.path)
 
 
 def internal_error() -> ApiError:

@@ -1,29 +1,31 @@
-"""A request for text, from the parsed body to the last byte of its answer: the part both APIs share.
+"""A request for text, from the parsed body to the last byte of its answer: the part all APIs share.
 
-Called by the endpoints, on the event loop. `Generation` is what an API adapter (`server.chat`,
-`server.completions`) makes of a body; `Answer` is how that adapter words the response. One request may hold several
-prompts: each is a stream of its own, and they stand and fall together.
+Called by the endpoints, on the event loop. `Generation` is what an API adapter (`server.chat`, `server.completions`,
+`server.responses`, `server.messages`) makes of a body; `Answer` is how that adapter words the response. One request may
+hold several prompts with several choices each: each choice is a stream of its own, and they stand and fall together.
 """
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.types import Receive, Send
 
-from protocol import AsyncClient, AsyncStream
+from protocol import AsyncClient, AsyncStream, Delta
 from protocol.codec import CodecError
 from protocol.errors import CANCELLED, CallboardError, RequestFailed
-from protocol.messages import End, SamplingParams, TokenLogprobs, Usage
+from protocol.messages import End, SamplingParams, TokenLogprobs, ToolCallDelta, ToolChoice, Usage
 from protocol.sampling import InvalidParam, check_params
-from server.errors import from_client_error, invalid
+from server.errors import ApiError, from_client_error, invalid
 from server.options import HttpOptions
 from server.request_log import RequestRecord
-from server.schemas import PromptTokensDetails, SamplingFields, UsageBody
+from server.schemas import CompletionTokensDetails, PromptTokensDetails, SamplingFields, ToolCallBody, UsageBody
 from server.sse import SseWriter, encode_json
+from server.structured import grammar_of
+from server.tools import Tools, join_calls
 
 T = TypeVar("T")
 
@@ -32,46 +34,73 @@ class Choice(msgspec.Struct):
     """One finished choice of an answer that is sent whole. `logprobs` is None when nobody asked for them."""
 
     text: str
-    reason: str
-    logprobs: list[TokenLogprobs] | None
+    end: End
+    logprobs: list[TokenLogprobs] | None = None
+    reasoning: str = ""
+    calls: list[ToolCallBody] = []
+
+    def pieces(self) -> list[Delta]:
+        """All of it as one piece, for APIs whose whole answers are built like streamed ones."""
+        calls = [
+            ToolCallDelta(index, call.id, call.function.name, call.function.arguments)
+            for index, call in enumerate(self.calls)
+        ]
+        return [Delta(self.text, [], 0, self.logprobs or [], self.reasoning, calls)]
 
 
 class Answer(Protocol):
-    """How an API words its response. `opening` to `usage` give whole events of a streamed one."""
+    """How an API words its response. `opening` to `failure` give whole events of a streamed one."""
 
-    def opening(self, index: int) -> bytes:
-        """What comes before the first text of choice `index`."""
+    def opening(self, index: int, prompt_tokens: int) -> bytes:
+        """What comes before the first piece of choice `index`."""
 
-    def around_text(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after a piece of text, which is JSON-encoded between them."""
+    def around_text(self, index: int) -> tuple[bytes, bytes] | None:
+        """What stands before and after a piece that is nothing but text, which is JSON-encoded between them; None
+        when such pieces go through `piece`, too."""
 
-    def text(self, index: int, text: str, logprobs: list[TokenLogprobs]) -> bytes:
-        """The event of a text with the log-probabilities of its tokens, for requests that asked for them."""
+    def piece(self, index: int, delta: Delta) -> bytes:
+        """The events of a piece."""
 
-    def closing(self, index: int, reason: str) -> bytes:
-        """The event that ends choice `index`."""
+    def closing(self, index: int, end: End) -> bytes:
+        """The events that end choice `index`."""
 
-    def usage(self, usage: UsageBody) -> bytes:
-        """The event with the token counts, after all choices have ended."""
+    def ending(self, usage: UsageBody) -> bytes:
+        """What comes after all choices have ended."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """What ends a response that fails on the way."""
 
     def whole(self, choices: list[Choice], usage: UsageBody) -> msgspec.Struct:
         """The response that is sent whole."""
 
 
 class Generation(msgspec.Struct):
-    """What a request asks for. Each of `prompts` holds the one of `prompt`, `messages` and `ids` it is made of."""
+    """What a request asks for. Each of `prompts` holds the one of `prompt`, `messages` and `ids` it is made of.
+
+    `prepare` is awaited before anything else, and may still change the prompts or raise ApiError; `finish` when all
+    streams are at their end.
+    """
 
     prompts: list[dict[str, Any]]
     params: SamplingParams
     answer: Answer
     stream: bool
-    include_usage: bool
+    n: int = 1
     template_kwargs: dict[str, Any] = {}
     cache_salt: str = ""
+    tools: Tools = []
+    tool_choice: ToolChoice = ToolChoice()
+    split_reply: bool = False
+    prepare: Callable[["Generation", AsyncClient], Awaitable[None]] | None = None
+    finish: Callable[[AsyncClient, UsageBody], Awaitable[None]] | None = None
 
 
 def sampling_params(
-    fields: SamplingFields, max_tokens: int | None, logprobs: int | None, names: Mapping[str, str] | None = None
+    fields: SamplingFields,
+    max_tokens: int | None,
+    logprobs: int | None,
+    names: Mapping[str, str] | None = None,
+    thinking_budget: int | None = None,
 ) -> SamplingParams:
     """The sampling options of a request, checked. `names` maps our names to the client's where they differ.
 
@@ -97,7 +126,14 @@ def sampling_params(
         xtc_threshold=fields.xtc_threshold,
         logprobs=logprobs,
         priority=fields.priority or 0,
+        grammar=grammar_of(fields),
+        thinking_budget=thinking_budget,
     )
+    return checked_params(params, names)
+
+
+def checked_params(params: SamplingParams, names: Mapping[str, str] | None = None) -> SamplingParams:
+    """The same options. Raises ApiError naming the one that is out of range, by the client's name for it."""
     try:
         check_params(params)
     except InvalidParam as error:
@@ -106,9 +142,9 @@ def sampling_params(
     return params
 
 
-def new_id(prefix: str) -> str:
-    """An id for a response, such as `chatcmpl-…`."""
-    return f"{prefix}-{secrets.token_hex(16)}"
+def stop_reason(end: End | None) -> str | UnsetType:
+    """vLLM's `stop_reason`: the stop string that ended a text, left out when none did."""
+    return end.stop if end is not None and end.stop else UNSET
 
 
 async def run(
@@ -128,14 +164,16 @@ async def run(
     record.stream = generation.stream
     record.streams = streams
     try:
+        if generation.prepare is not None:
+            await generation.prepare(generation, client)
         for prompt in generation.prompts:
-            streams.append(_start(generation, prompt, client, record, options))
+            streams += _start(generation, prompt, client, record, options)
         async with _cancel_when_gone(receive, streams, record):
             if generation.stream:
                 writer = SseWriter(send, options.keepalive_interval, options.send_timeout, abort)
-                await _stream(generation, streams, writer, record)
+                await _stream(generation, streams, client, writer, record)
             else:
-                await _whole(generation, streams, record, send)
+                await _whole(generation, streams, client, record, send)
     except CallboardError as error:
         if not record.client_gone:
             raise from_client_error(error) from None
@@ -150,15 +188,20 @@ def _start(
     client: AsyncClient,
     record: RequestRecord,
     options: HttpOptions,
-) -> AsyncStream:
+) -> list[AsyncStream]:
+    params = generation.params
     try:
-        return client.generate(
+        return client.generate_choices(
+            generation.n,
             **prompt,
-            **msgspec.structs.asdict(generation.params),
+            **{name: getattr(params, name) for name in params.__struct_fields__},
             label=record.request_id,
             timeout=options.request_timeout,
             template_kwargs=generation.template_kwargs,
             cache_salt=generation.cache_salt,
+            tools=generation.tools,
+            tool_choice=generation.tool_choice,
+            split_reply=generation.split_reply,
         )
     except CodecError as error:
         raise invalid(str(error)) from None
@@ -180,40 +223,64 @@ async def _cancel_when_gone(receive: Receive, streams: list[AsyncStream], record
         listener.cancel()
 
 
-async def _whole(generation: Generation, streams: list[AsyncStream], record: RequestRecord, send: Send) -> None:
+async def _whole(
+    generation: Generation, streams: list[AsyncStream], client: AsyncClient, record: RequestRecord, send: Send
+) -> None:
     with_logprobs = generation.params.logprobs is not None
 
     async def read(stream: AsyncStream) -> Choice:
-        if not with_logprobs:
-            return Choice(await stream.text(), _end_of(stream).reason, None)
+        if not with_logprobs and not generation.split_reply:
+            return Choice(await stream.text(), _end_of(stream))
         deltas = [delta async for delta in stream]
-        logprobs = [token for delta in deltas for token in delta.logprobs]
-        return Choice("".join(delta.text for delta in deltas), _end_of(stream).reason, logprobs)
+        return Choice(
+            "".join(delta.text for delta in deltas),
+            _end_of(stream),
+            [token for delta in deltas for token in delta.logprobs] if with_logprobs else None,
+            "".join(delta.reasoning for delta in deltas),
+            join_calls([call for delta in deltas for call in delta.tool_calls]),
+        )
 
     choices = await _all(read(stream) for stream in streams)
     if record.client_gone:
         return
-    body = encode_json(generation.answer.whole(choices, _total(streams)))
+    usage = _total(streams, generation.n)
+    body = encode_json(generation.answer.whole(choices, usage))
+    if generation.finish is not None:
+        await generation.finish(client, usage)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _stream(generation: Generation, streams: list[AsyncStream], writer: SseWriter, record: RequestRecord) -> None:
+async def _stream(
+    generation: Generation,
+    streams: list[AsyncStream],
+    client: AsyncClient,
+    writer: SseWriter,
+    record: RequestRecord,
+) -> None:
     answer = generation.answer
-    with_logprobs = generation.params.logprobs is not None
 
     async def pump(index: int, stream: AsyncStream) -> None:
-        before, after = answer.around_text(index)
-        opening = answer.opening(index)
+        around = answer.around_text(index)
+        opened = False
+
+        def opening() -> bytes:
+            nonlocal opened
+            if opened:
+                return b""
+            opened = True
+            return answer.opening(index, stream.prompt_tokens or 0)
+
         async for delta in stream:
-            if with_logprobs and (delta.text or delta.logprobs):
-                await writer.write(opening + answer.text(index, delta.text, delta.logprobs))
-                opening = b""
-            elif delta.text:
-                await writer.write(opening + before + encode_json(delta.text) + after)
-                opening = b""
-        await writer.write(opening + answer.closing(index, _end_of(stream).reason))
+            if around is not None and not (delta.logprobs or delta.reasoning or delta.tool_calls):
+                if delta.text:
+                    before, after = around
+                    await writer.write(opening() + before + encode_json(delta.text) + after)
+            elif delta.text or delta.logprobs or delta.reasoning or delta.tool_calls:
+                await writer.write(opening() + answer.piece(index, delta))
+        end = _end_of(stream)
+        await writer.write(opening() + answer.closing(index, end))
 
     def accepted() -> bool:
         return all(stream.prompt_tokens is not None for stream in streams)
@@ -222,13 +289,17 @@ async def _stream(generation: Generation, streams: list[AsyncStream], writer: Ss
     try:
         await _all(pump(index, stream) for index, stream in enumerate(streams))
         keep_alive.cancel()
-        await writer.finish(answer.usage(_total(streams)) if generation.include_usage else b"")
+        usage = _total(streams, generation.n)
+        last = answer.ending(usage)
+        if generation.finish is not None:
+            await generation.finish(client, usage)
+        await writer.finish(last)
     except CallboardError as error:
         keep_alive.cancel()
         if record.client_gone or not writer.started:
             raise
         record.error_code = error.code
-        await writer.fail(from_client_error(error))
+        await writer.finish(answer.failure(from_client_error(error)))
     finally:
         keep_alive.cancel()
 
@@ -258,9 +329,11 @@ def _end_of(stream: AsyncStream) -> End:
     return stream.end
 
 
-def _total(streams: list[AsyncStream]) -> UsageBody:
+def _total(streams: list[AsyncStream], n: int) -> UsageBody:
     usages: list[Usage] = [stream.end.usage for stream in streams if stream.end is not None]
-    prompt = sum(usage.prompt_tokens for usage in usages)
+    prompt = sum(usage.prompt_tokens for usage in usages[::n])  # the choices of a prompt share it
     completion = sum(usage.completion_tokens for usage in usages)
-    cached = sum(usage.cached_tokens for usage in usages)
-    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+    cached = sum(usage.cached_tokens for usage in usages[::n])
+    reasoning = sum(usage.reasoning_tokens for usage in usages)
+    details = PromptTokensDetails(cached), CompletionTokensDetails(reasoning)
+    return UsageBody(prompt, completion, prompt + completion, *details)

@@ -9,7 +9,15 @@ from protocol.errors import LOADING, MODEL_NOT_FOUND
 from protocol.messages import PrefixStats
 from server.backend import Backend
 from server.errors import ApiError
-from server.schemas import HealthActor, HealthBody, HealthEngine, HealthPrefixCache, ModelBody, ModelListBody
+from server.schemas import (
+    HealthActor,
+    HealthBody,
+    HealthEngine,
+    HealthPrefixCache,
+    ModelBody,
+    ModelListBody,
+    ReadyBody,
+)
 
 _NO_CACHE = {"cache-control": "no-store"}
 
@@ -38,7 +46,7 @@ class HealthEndpoints:
     async def ready(self, _request: Request) -> Response:
         """200 once requests can be served, else the error they would get."""
         self._backend.client()
-        return _json({"status": self._backend.status})
+        return _json(ReadyBody(self._backend.status))
 
     async def models(self, _request: Request) -> Response:
         """The models that can be asked for. Raises ApiError while none is loaded."""

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from protocol.sampling import MAX_CHOICES
+
 # -- requests ----------------------------------------------------------------------------------------
 
 
@@ -15,6 +17,85 @@ class StreamOptions(Struct):
     """`stream_options`."""
 
     include_usage: bool | None = None
+
+
+class JsonSchemaFormat(Struct):
+    """`json_schema` of a response format."""
+
+    schema: dict[str, Any] | bool | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """`response_format`: text, json_object or json_schema."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Struct):
+    """vLLM's `structured_outputs`. One of its first five fields is set."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+
+
+class FunctionSpec(Struct):
+    """A function that the model may call. `parameters` are a JSON schema."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(Struct):
+    """One of `tools`."""
+
+    type: str
+    function: FunctionSpec
+
+
+class FunctionName(Struct):
+    """Which function `tool_choice` names."""
+
+    name: str
+
+
+class AllowedTools(Struct):
+    """`allowed_tools` of a tool choice. `mode` is auto or required."""
+
+    mode: str
+    tools: list[dict[str, Any]]
+
+
+class NamedToolChoice(Struct):
+    """A tool choice that names a function, or the functions that may be called."""
+
+    type: str
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class FunctionCallBody(Struct):
+    """What a call calls. `arguments` are JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(Struct):
+    """One of `tool_calls` of a message."""
+
+    id: str
+    function: FunctionCallBody
+    type: str = "function"
 
 
 class ContentPart(Struct):
@@ -54,6 +135,13 @@ class SamplingFields(Struct, kw_only=True):
     xtc_threshold: float | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -68,6 +156,13 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: int | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -76,6 +171,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 # -- responses ---------------------------------------------------------------------------------------
@@ -87,6 +183,12 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """Which generated tokens are reasoning."""
+
+    reasoning_tokens: int
+
+
 class UsageBody(Struct):
     """`usage`, in tokens."""
 
@@ -94,6 +196,7 @@ class UsageBody(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class TopLogprob(Struct):
@@ -130,11 +233,13 @@ class CompletionLogprobs(Struct):
 
 
 class AssistantMessage(Struct):
-    """`message` of a whole chat response."""
+    """`message` of a whole chat response. `content` is null beside tool calls when there is no text."""
 
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallBody] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -144,6 +249,7 @@ class ChatChoice(Struct):
     message: AssistantMessage
     finish_reason: str
     logprobs: ChatLogprobs | None = None
+    stop_reason: str | UnsetType = UNSET
 
 
 class ChatBody(Struct):
@@ -157,11 +263,29 @@ class ChatBody(Struct):
     object: str = "chat.completion"
 
 
+class FunctionDelta(Struct, omit_defaults=True):
+    """A piece of a call: its name comes first, then its arguments, JSON in pieces."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallChunk(Struct, omit_defaults=True):
+    """A piece of tool call number `index`. The first has id and type."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+
+
 class ChatDelta(Struct, omit_defaults=True):
     """`delta` of a chat chunk."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallChunk] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -171,6 +295,7 @@ class ChatChunkChoice(Struct):
     delta: ChatDelta
     finish_reason: str | None = None
     logprobs: ChatLogprobs | None = None
+    stop_reason: str | UnsetType = UNSET
 
 
 class ChatChunk(Struct):
@@ -191,6 +316,7 @@ class CompletionChoice(Struct):
     text: str
     finish_reason: str | None = None
     logprobs: CompletionLogprobs | None = None
+    stop_reason: str | UnsetType = UNSET
 
 
 class CompletionBody(Struct):
@@ -264,3 +390,9 @@ class HealthBody(Struct):
     engine: HealthEngine
     prefix_cache: HealthPrefixCache
     message: str | UnsetType = UNSET
+
+
+class ReadyBody(Struct):
+    """Body of `GET /ready`."""
+
+    status: str

@@ -87,6 +87,7 @@ class ServeSettings(msgspec.Struct, frozen=True):
     port: int = 8000
     name: str = ""
     served_model_name: str = ""
+    task: str = "generate"
     http_workers: int = 1
     tokenizers: int = 1
     stream_interval: int = 1
@@ -136,11 +137,19 @@ def _log_level(text: str) -> str:
     return text.lower()
 
 
+def _task(text: str) -> str:
+    tasks = {"generate": "generate", "embed": "embed", "rerank": "rank"}
+    if text not in tasks:
+        raise ValueError(f"{text!r} is not generate, embed or rerank")
+    return tasks[text]
+
+
 OPTIONS: dict[str, Option] = {
     "host": Option(str, "HOST", "address to listen on"),
     "port": Option(_number(int, 0, 65535), "PORT", "port to listen on; 0 takes a free one"),
     "name": Option(str, "NAME", "name by which clients find this server (default: the port)"),
     "served_model_name": Option(str, "NAME", "what clients call the model (default: the name it was given by)"),
+    "task": Option(_task, "TASK", "generate text, or embed or rerank texts with a model made for it"),
     "http_workers": Option(_number(int, 1, 64), "N", "HTTP processes on one listening socket"),
     "tokenizers": Option(_number(int, 1, 64), "N", "tokenizer processes"),
     "stream_interval": Option(

@@ -31,12 +31,22 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def split_template(chunk: Any, marker: str) -> tuple[bytes, bytes]:
-    """What comes before and after a text in an event like `chunk`, which holds `marker` in the text's place.
+def named_event(name: str, data: bytes) -> bytes:
+    """One event with a name, as the Responses and Anthropic's API have them."""
+    return b"event: " + name.encode() + b"\n" + event(data)
+
+
+def failed(error: ApiError) -> bytes:
+    """The end of a response that has begun and failed, as OpenAI words it."""
+    return event(error.body()) + DONE
+
+
+def split_template(chunk: bytes, marker: str) -> tuple[bytes, bytes]:
+    """What comes before and after a text in an event like `chunk`, JSON that holds `marker` in the text's place.
 
     `marker` must occur once.
     """
-    before, after = event(encode_json(chunk)).split(encode_json(marker))
+    before, after = event(chunk).split(encode_json(marker))
     return before, after
 
 
@@ -73,15 +83,11 @@ class SseWriter:
         finally:
             self._sending -= 1
 
-    async def finish(self, data: bytes = b"") -> None:
+    async def finish(self, data: bytes) -> None:
         """Send the last events and end the response."""
         if not self.started:
             await self.start()
-        await self._send({"type": "http.response.body", "body": data + DONE, "more_body": False})
-
-    async def fail(self, error: ApiError) -> None:
-        """End a response that has begun with an error event."""
-        await self.finish(event(error.body()))
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     def keep_alive(self, accepted: Callable[[], bool]) -> Coroutine[Any, Any, None]:
         """To be run as a task beside the writing, and cancelled before `finish`.

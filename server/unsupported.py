@@ -13,9 +13,7 @@ from server.errors import UNSUPPORTED, ApiError
 _NO = (None,)
 
 _SHARED: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
     "best_of": (None, 1),
-    "response_format": (None, {"type": "text"}),
     # vLLM and mlx-lm
     "repetition_context_size": _NO,
     "length_penalty": (None, 1),
@@ -28,11 +26,6 @@ _SHARED: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": _NO,
     "prompt_logprobs": _NO,
     "logits_processors": (None, []),
-    "guided_json": _NO,
-    "guided_regex": _NO,
-    "guided_choice": _NO,
-    "guided_grammar": _NO,
-    "structured_outputs": _NO,
     "adapters": _NO,
     "draft_model": _NO,
     "num_draft_tokens": _NO,
@@ -40,35 +33,47 @@ _SHARED: dict[str, tuple[Any, ...]] = {
 }
 
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = _SHARED | {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "parallel_tool_calls": (None, True, False),
     "functions": (None, []),
     "function_call": (None, "none"),
     "audio": _NO,
     "modalities": (None, ["text"]),
     "prediction": _NO,
-    "reasoning_effort": (None, "none", "medium"),
     "verbosity": (None, "medium"),
     "web_search_options": _NO,
     "service_tier": (None, "auto", "default"),
     "chat_template": _NO,
     "documents": (None, []),
-    "add_generation_prompt": (None, True),
     "continue_final_message": (None, False),
     "add_special_tokens": (None, False),
     "echo": (None, False),
 }
 
 COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = _SHARED | {
-    "echo": (None, False),
     "suffix": (None, ""),
     "prompt_embeds": _NO,
     "add_special_tokens": (None, True),
 }
 
+RESPONSES_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "background": (None, False),
+    "conversation": _NO,
+    "max_tool_calls": _NO,
+    "prompt": _NO,
+    "context_management": _NO,
+    "service_tier": (None, "auto", "default"),
+    "truncation": (None, "disabled", "auto"),
+}
+
+MESSAGES_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "container": _NO,
+    "mcp_servers": (None, []),
+    "context_management": _NO,
+}
+
 # Names that say who asks or how to cache, and change nothing in the answer.
-HARMLESS = frozenset({"metadata", "store", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"})
+HARMLESS = frozenset(
+    {"metadata", "store", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "stream_options"}
+)
 
 
 def check_unsupported(fields: dict[str, msgspec.Raw], table: dict[str, tuple[Any, ...]]) -> None:

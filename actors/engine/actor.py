@@ -17,10 +17,11 @@ from actors.base import Actor, StartError
 from actors.engine import memory, weights
 from actors.engine.block_cuts import PackedBlock
 from actors.engine.engine import Engine, Outcome
-from actors.engine.model import ModelError, load
+from actors.engine.model import Model, ModelError, load
+from actors.engine.pool_engine import PoolEngine, check_head
 from actors.engine.prefix_store import StoreOpening
 from actors.engine.row_memory import row_bytes
-from actors.engine.scheduler import Limits, Plan
+from actors.engine.scheduler import Limits
 from actors.engine.solo_row import batches_rightly
 from actors.engine.step_log import StepRecord, described
 from actors.trail import Trail
@@ -34,6 +35,7 @@ from protocol.sockets import bind_router
 log = structlog.get_logger()
 
 RETRY_MS = 100  # how soon an idle engine tries again to report rows whose step could not be sent
+BUILDING_MS = 5  # how soon an otherwise idle engine looks again for rows whose grammar is ready
 DISK_MS = 1  # how often rows that wait for the SSD alone are looked after
 STORE_MS = 50  # the same of blocks on their way to the SSD
 FLUSH_LOG_S = 2.0
@@ -66,7 +68,7 @@ class EngineActor(Actor):
 
     def start(self) -> tuple[str, ModelCard | None]:
         config = self.config
-        self._opening = StoreOpening(config)
+        self._opening = StoreOpening(config, prefixes=config.task == "generate")
         try:
             model = load(
                 config.model_path,
@@ -102,21 +104,40 @@ class EngineActor(Actor):
         elif not model.batches_prefill:
             log.info("prompts are prefilled one row at a time", caches=model.cache_kinds)
         log.info("memory", cache_mb=budget >> 20, row_kb_per_token=round(model.row_memory.per_token / 1024, 2))
+        self._trail = Trail(self.me.run_dir, self.me.epoch)
+        self._store: PrefixStore[PackedBlock] | None = None
+        self._flushes = False
+        if config.task != "generate":
+            try:
+                self._engine: Engine | PoolEngine = self._pool_engine(model)
+            except (ValueError, AttributeError) as error:
+                raise StartError(f"{config.model_name} can't {config.task} texts: {error}") from error
+            return self._started(model)
         if config.log_steps:
             log.info("limits", **described(limits, model.row_memory))
         stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
         self._store = self._opening.open(model.block_layout, prefixes, model.cache_kinds)
-        self._trail = Trail(self.me.run_dir, self.me.epoch)
-        self._engine = Engine(
+        engine = self._engine = Engine(
             model,
             limits,
             store=self._store,
             stall_target=stall_target,
-            on_plan=self._on_plan,
+            on_plan=lambda plan: self._trail.turn(engine.touched(plan)),
             on_step=log_step if config.log_steps else None,
         )
-        self._flushes = False
         self._opening.wait(SSD_START_S)
+        return self._started(model)
+
+    def _pool_engine(self, model: Model) -> PoolEngine:
+        config = self.config
+        if config.task == "rank":
+            check_head(model)
+        limit = memory.pool_limit(config.max_num_seqs, model.vocab_size)
+        tokens = min(config.max_num_batched_tokens, config.prefill_step_size)
+        return PoolEngine(model, tokens, limit, on_rows=self._trail.turn)
+
+    def _started(self, model: Model) -> tuple[str, ModelCard | None]:
+        config = self.config
         self._streamer = 0
         self._peer = b""
         self._lost: set[int] = set()
@@ -130,10 +151,10 @@ class EngineActor(Actor):
         self._socket = bind_router(self.context, endpoint)
         self.add_socket(self._socket, self._receive)
         template = model.files.chat_template is not None
-        return endpoint, ModelCard(config.model_name, model.context, model.vocab_size, has_chat_template=template)
-
-    def _on_plan(self, plan: Plan) -> None:
-        self._trail.turn([*(chunk.rid for chunk in plan.chunks), *plan.join])
+        card = ModelCard(
+            config.model_name, model.context, model.vocab_size, has_chat_template=template, task=config.task
+        )
+        return endpoint, card
 
     def on_stop(self, order: Stop) -> None:
         self._flushes = True
@@ -152,6 +173,8 @@ class EngineActor(Actor):
         if self._engine.busy:
             return DISK_MS if self._engine.idle else 0
         waits: list[float] = []
+        if self._engine.building:
+            waits.append(BUILDING_MS)
         if self._lost:
             waits.append(RETRY_MS)
         if self._store is not None and (self._store.busy or self._opening.pending):
@@ -162,7 +185,7 @@ class EngineActor(Actor):
 
     def turn(self) -> None:
         self._opening.poll()
-        if self._engine.busy:
+        if self._engine.busy or self._engine.building:
             overdue = bool(self._lost)
             self._engine.turn(self._send)
             if overdue and self._lost:
@@ -243,6 +266,8 @@ class EngineActor(Actor):
             top_logprobs=[row.top for _, row in asked],
             cached_rids=outcome.cached,
             cached_tokens=outcome.cached_tokens,
+            pooled_rids=list(outcome.pooled),
+            pooled=list(outcome.pooled.values()),
         )
         try:
             self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)
@@ -255,7 +280,7 @@ class EngineActor(Actor):
                 return
             log.error("step not sent", error=str(error), faults=self.faults)
             # These rows now miss a token or their end, so they can only fail.
-            self._lost.update(outcome.rids, outcome.ended)
+            self._lost.update(outcome.rids, outcome.ended, outcome.pooled)
             self._engine.abort([*self._lost])
         else:
             self._lost.clear()

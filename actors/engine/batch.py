@@ -16,6 +16,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from actors.engine.constraints import Constraints
 from actors.engine.cutter import Cutter
 from actors.engine.device import Lane
 from actors.engine.logprobs import LogProbs
@@ -77,10 +78,13 @@ def _read(rids: list[int], logprobs: LogProbs) -> dict[int, RowLogprobs]:
 class DecodeBatch:
     """Groups of rows. A row stays in its group until it leaves, or two groups are merged."""
 
-    def __init__(self, model: Model, lane: Lane, cutter: Cutter | None = None) -> None:
+    def __init__(
+        self, model: Model, lane: Lane, cutter: Cutter | None = None, constraints: Constraints | None = None
+    ) -> None:
         self._model = model
         self._cutter = cutter
         self._lane = lane
+        self._constraints = constraints
         self._groups: list[RowGroup] = []
         self._solo: list[SoloRow] = []
         self._in_flight: deque[_Step] = deque()
@@ -180,11 +184,40 @@ class DecodeBatch:
         if not every:
             return
         slots = [group.slots() for group in every]
-        drawn = [group.step() for group in every]
-        cuts = [group.cut(self._cutter) for group in every] if self._cutter is not None else []
-        before()
-        self._lane.dispatch([cuts, [(step.tokens, _arrays(step.logprobs)) for step in drawn]])
+        if any(group.constrained for group in every):
+            drawn = self._launch_constrained(every, before)
+        else:
+            drawn = [group.step() for group in every]
+            cuts = self._cuts(every)
+            before()
+            self._lane.dispatch([cuts, [(step.tokens, _arrays(step.logprobs)) for step in drawn]])
         self._in_flight.append(_Step(slots, drawn))
+
+    def _launch_constrained(self, every: list[RowGroup | SoloRow], before: Callable[[], None]) -> list[Drawn]:
+        """Start a step in two parts: the forward, and behind it the draw, whose masks need the tokens of the step
+        before. They are computed while the forward runs."""
+        assert self._constraints is not None
+        steps = {group: group.step() for group in every if not group.constrained}
+        logits = {group: group.forward() for group in every if group.constrained}
+        cuts = self._cuts(every)
+        before()
+        self._lane.wait()
+        wanted = [row for group in logits for row in group.wanted()]
+        masks = self._constraints.start(wanted)
+        drawn = [(step.tokens, _arrays(step.logprobs)) for step in steps.values()]
+        self._lane.dispatch([cuts, drawn, [*logits.values()]])
+        allowed = masks.result()
+        taken = 0
+        for group, these in logits.items():
+            rows = group.constrained
+            steps[group] = group.draw(these, mx.array(allowed[taken : taken + rows]))
+            taken += rows
+        self._lane.follow([(steps[group].tokens, _arrays(steps[group].logprobs)) for group in logits])
+        return [steps[group] for group in every]
+
+    def _cuts(self, every: list[RowGroup | SoloRow]) -> list[list[mx.array]]:
+        """Prefix blocks that end with the forwards just built; they are dispatched together with these."""
+        return [group.cut(self._cutter) for group in every] if self._cutter is not None else []
 
     def collect(self) -> Collected:
         """Wait for the oldest step in flight and read it."""

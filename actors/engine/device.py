@@ -36,6 +36,14 @@ class Lane:
         """Dispatches that are known to have ended: all up to this number."""
         return self.begun - (self._running is not None)
 
+    def follow(self, arrays: Any) -> None:
+        """Have these arrays computed behind what runs, without waiting for that to end. For graphs that write into
+        nothing in place, such as the draw from logits that are being computed."""
+        began = time.perf_counter()
+        mx.async_eval(arrays)  # type: ignore[no-untyped-call]  # MLX's stub leaves it bare
+        self.waited += time.perf_counter() - began
+        self._running = [self._running, arrays]
+
     def wait(self) -> None:
         """Wait for what was dispatched last, and hold it no longer. Raises what went wrong in the computation."""
         running, self._running = self._running, None

@@ -35,9 +35,9 @@ class DrawPlan:
         self.asked_counts = [row.logprobs for _, row in live if row.logprobs >= 0]
         if self.asked:
             self.asked_mx = mx.array(self.asked, mx.uint32)
-        edited = self._penalized + [
-            slot for slot, row in live if (row.logit_bias or masked[slot]) and slot not in set(self._penalized)
-        ]
+        self.constrained = [slot for slot, row in live if row.constrained]
+        with_edits = [slot for slot, row in live if row.logit_bias or masked[slot] or row.constrained]
+        edited = self._penalized + [slot for slot in with_edits if slot not in set(self._penalized)]
         self._edit = _Edit(edited, options, masked, vocab_size) if edited else None
         plain = sorted({slot for slot, _ in live} - set(edited))
         slots = len(options)
@@ -51,11 +51,17 @@ class DrawPlan:
         if self._penalized:
             self._penalized_mx = mx.array(self._penalized, mx.uint32)
 
-    def draw(self, logits: mx.array, streams: npt.NDArray[np.uint64], indices: npt.NDArray[np.uint64]) -> mx.array:
-        """Tokens of all slots."""
+    def draw(
+        self,
+        logits: mx.array,
+        streams: npt.NDArray[np.uint64],
+        indices: npt.NDArray[np.uint64],
+        allowed: mx.array | None = None,
+    ) -> mx.array:
+        """Tokens of all slots. `allowed`, bool, has a row of the vocabulary for each slot of `constrained`."""
         drawn = self._plain.draw(logits, streams, indices)
         if self._edit is not None:
-            drawn += self._edited.draw(self._edit.apply(logits, self._penalties), streams, indices)
+            drawn += self._edited.draw(self._edit.apply(logits, self._penalties, allowed), streams, indices)
         if not drawn:
             return mx.zeros((logits.shape[0],), mx.uint32)
         tokens = drawn[0] if len(drawn) == 1 else mx.concatenate(drawn)
@@ -79,19 +85,32 @@ class _Edit:
             row = options[slot]
             assert row is not None
             bias += [(place, token, value) for token, value in row.logit_bias.items() if 0 <= token < vocab_size]
-            if masked[slot]:
+            if masked[slot] and not row.constrained:
                 stops += [(place, token) for token in row.stop_ids if 0 <= token < vocab_size]
         self._bias = _pairs([(place, token) for place, token, _ in bias])
         self._values = mx.array([value for _, _, value in bias], mx.float32)
         self._stops = _pairs(stops)
+        constrained = [
+            place for slot, place in sorted(zip(slots, range(len(slots)), strict=True)) if _is_held(options[slot])
+        ]
+        self._constrained = mx.array(constrained, mx.uint32) if constrained else None
 
-    def apply(self, logits: mx.array, penalties: Penalties) -> mx.array:
+    def apply(self, logits: mx.array, penalties: Penalties, allowed: mx.array | None) -> mx.array:
         """The logits to draw from, float32, of these rows."""
+        rows = self._penalized(self._biased(logits), penalties)
+        if allowed is not None and self._constrained is not None:
+            rows[self._constrained] = mx.where(allowed, rows[self._constrained], -mx.inf)
+        return rows
+
+    def _biased(self, logits: mx.array) -> mx.array:
         rows = logits[self._slots].astype(mx.float32)
         if self._stops is not None:
             rows[self._stops] = -mx.inf
         if self._bias is not None:
             rows = rows.at[self._bias].add(self._values)
+        return rows
+
+    def _penalized(self, rows: mx.array, penalties: Penalties) -> mx.array:
         penalized = len(penalties.slots)
         if penalized == rows.shape[0]:
             return penalties.apply(rows)
@@ -200,6 +219,10 @@ class _Part:
         most = FEW if self._kind is Kind.FEW else MANY
         rest = (self._top_k, self._top_p, self._min_p, self._xtc_threshold)
         return draw_candidates(logits, most, scale, keys, *rest, excluding, self._excepted)
+
+
+def _is_held(row: RowOptions | None) -> bool:
+    return row is not None and row.constrained
 
 
 def _column(values: list[float]) -> mx.array:

@@ -16,14 +16,16 @@ import structlog
 from actors.engine import memory
 from actors.engine.batch import DecodeBatch, RowLogprobs
 from actors.engine.block_cuts import PackedBlock
+from actors.engine.constraints import Constraints
 from actors.engine.device import Lane
 from actors.engine.model import Model
 from actors.engine.pace import Pace
-from actors.engine.prefill import Prefill
+from actors.engine.prefill import Joining, Prefill
 from actors.engine.prefix import PrefixCache, Ready
 from actors.engine.request import Request
 from actors.engine.row_options import RowOptions
 from actors.engine.scheduler import BLOCK, Limits, Plan, Scheduler
+from actors.engine.siblings import Siblings
 from actors.engine.step_log import RecordedScheduler, StepRecord
 from cache_store.store import PrefixStore
 from protocol.errors import INVALID_REQUEST, PROMPT_TOO_LONG
@@ -33,7 +35,7 @@ log = structlog.get_logger()
 
 
 class Outcome(msgspec.Struct):
-    """What one turn brought, in the columns of `protocol.messages.Step`."""
+    """What one turn brought, in the columns of `protocol.messages.Step`; `pooled` by rid."""
 
     rids: list[int] = []
     tokens: list[int] = []
@@ -44,6 +46,7 @@ class Outcome(msgspec.Struct):
     errors: list[str] = []
     cached: list[int] = []
     cached_tokens: list[int] = []
+    pooled: dict[int, bytes] = {}
 
     def end(self, rid: int, reason: str, error: str = "") -> None:
         """Add the end of a row."""
@@ -52,7 +55,7 @@ class Outcome(msgspec.Struct):
         self.errors.append(error)
 
     def __bool__(self) -> bool:
-        return bool(self.rids or self.admitted or self.ended or self.cached)
+        return bool(self.rids or self.admitted or self.ended or self.cached or self.pooled)
 
 
 class Engine:
@@ -81,6 +84,8 @@ class Engine:
         self._lane = Lane()
         self._pace = Pace(stall_target)
         self._requests: dict[int, Request] = {}
+        self._constraints = Constraints(model.files, model.vocab_size)
+        self._siblings = Siblings()
         self._prefix: PrefixCache | None = None
         if store is not None and model.block_layout is not None:
             self._prefix = PrefixCache(
@@ -90,7 +95,7 @@ class Engine:
             Scheduler(limits, self._hold) if on_step is None else RecordedScheduler(limits, on_step, self._hold)
         )
         self._prefill = Prefill(model, self._lane, forward_tokens, self._prefix)
-        self._batch = DecodeBatch(model, self._lane, self._prefix)
+        self._batch = DecodeBatch(model, self._lane, self._prefix, self._constraints)
         self._rejected: list[tuple[int, str, str]] = []
         self._steps = 0
         self._pool = memory.Pool(memory.pool_limit(limits.max_num_seqs, model.vocab_size))
@@ -123,6 +128,16 @@ class Engine:
         return False
 
     @property
+    def building(self) -> bool:
+        """Whether rows wait for their grammars; `turn` takes in those that are ready."""
+        return self._constraints.building > 0
+
+    def touched(self, plan: Plan) -> list[int]:
+        """Rows that this turn, or a side thread meanwhile, does the first work for: one may be what ends the engine."""
+        siblings = (rid for first in plan.join for rid in self._siblings.of(first))
+        return [*(chunk.rid for chunk in plan.chunks), *plan.join, *siblings, *self._constraints.at_work]
+
+    @property
     def stats(self) -> EngineStats:
         """The load now."""
         scheduler = self._scheduler
@@ -131,7 +146,7 @@ class Engine:
             self._steps,
             scheduler.running,
             scheduler.prefilling,
-            scheduler.waiting,
+            scheduler.waiting + len(self._siblings) + self._constraints.building,
             memory=memory.in_use(),
             in_model=waited,
             in_python=self._turning - waited,
@@ -145,7 +160,7 @@ class Engine:
     def submit(self, request: Submit) -> None:
         """Queue a request; a bad one, or one that can never fit into memory, ends in the next turn."""
         rid = request.rid
-        if rid in self._scheduler:
+        if rid in self._requests:
             log.error("a row was submitted twice", rid=rid)
             return
         if fault := find_fault(request, self._model.vocab_size, self._model.context):
@@ -156,18 +171,101 @@ class Engine:
             self._rejected.append((rid, PROMPT_TOO_LONG, self._too_large(len(ids))))
             return
         params = request.params or SamplingParams()
-        stop_ids = frozenset(params.stop_token_ids)
-        ending = stop_ids if request.ignore_eos else stop_ids | self._model.eos_token_ids
-        options = row_options(request, params, tuple(sorted(ending)), len(ids) - request.prompt_tokens)
-        self._requests[rid] = Request(
-            rid, ids, request.prompt_tokens, options, salt=request.cache_salt, pin=request.warm
+        constrained = params.grammar is not None or (
+            params.thinking_budget is not None and request.thinking is not None
         )
-        self._scheduler.add(
+        stop_ids = frozenset(params.stop_token_ids)
+        # Behind the end of a grammar nothing but the end of the text is allowed.
+        ending = stop_ids if request.ignore_eos and not constrained else stop_ids | self._model.eos_token_ids
+        stops = tuple(sorted(ending))
+        options = row_options(request, params, stops, len(ids) - request.prompt_tokens, constrained)
+        budget = self._budget(len(ids), request.budget)
+        self._requests[rid] = Request(
             rid,
-            len(ids),
-            self._budget(len(ids), request.budget),
-            stop_ids=ending,
+            ids,
+            request.prompt_tokens,
+            options,
+            budget=budget,
+            ending=ending,
+            like=request.like,
+            salt=request.cache_salt,
             priority=request.priority,
+            pin=request.warm,
+        )
+        if constrained:
+            self._constraints.build(request, stops, ids[request.prompt_tokens :].tolist())
+        else:
+            self._enter(rid)
+
+    def _enter(self, rid: int) -> None:
+        """Queue a row, or let it wait for another that computes the same prompt."""
+        row = self._requests[rid]
+        first = self._requests.get(row.like) if row.like else None
+        if first is not None and row.begins_like(first):
+            on_its_way = self._scheduler.computing(first.rid) or self._constraints.is_building(first.rid)
+            if on_its_way and self._model.batches_rows:
+                self._siblings.wait(rid, first.rid)
+                return
+        self._add(row)
+
+    def _add(self, row: Request) -> None:
+        self._scheduler.add(row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority)
+
+    def _enter_built(self, outcome: Outcome) -> None:
+        """Queue the rows whose grammars are ready."""
+        if not self._constraints.building:
+            return
+        for rid, fault in self._constraints.finished():
+            if rid not in self._requests:
+                continue
+            if fault:
+                self._forget(rid)
+                outcome.end(rid, INVALID_REQUEST, fault)
+            else:
+                self._enter(rid)
+
+    def _forget(self, rid: int) -> None:
+        """Drop what is known of a row that has left the scheduler. One that waited for it takes its place."""
+        self._requests.pop(rid, None)
+        self._constraints.drop(rid)
+        self._siblings.drop(rid)
+        first, *others = self._siblings.take(rid) or [0]
+        if first:
+            self._requests[first].like = 0
+            self._enter(first)
+        for other in others:
+            self._requests[other].like = first
+            self._enter(other)
+
+    def _join_siblings(self, groups: list[Joining], outcome: Outcome, plan: Plan) -> list[Joining]:
+        """Let choices that wait for rows of `groups` start from those rows' caches, as far as there is room."""
+        joined: list[Joining] = []
+        taken = plan.prefill_bytes
+        outcome.admitted = outcome.admitted.copy()
+        for group in groups:
+            for place, leader in enumerate(group.rows):
+                rows = [self._requests[rid] for rid in self._siblings.take(leader.rid)]
+                now = [row for row in rows if self._add_running(row)]
+                if now:
+                    caches = group.row_caches(place)
+                    joined.append(Joining([row.row() for row in now], [caches] * len(now), False, False))
+                for row in now:
+                    outcome.admitted.append(row.rid)
+                    row.share_prefix(self._requests[leader.rid])
+                    if row.cached:
+                        outcome.cached.append(row.rid)
+                        outcome.cached_tokens.append(row.cached)
+                    taken += self._limits.row_bytes(len(row.ids) + BLOCK)
+                for row in rows:
+                    if row not in now:
+                        self._add(row)
+        if joined:
+            self._batch.keep_within(self._limits.cache_bytes - taken)
+        return joined
+
+    def _add_running(self, row: Request) -> bool:
+        return self._scheduler.add_running(
+            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority
         )
 
     def _budget(self, length: int, wanted: int) -> int:
@@ -190,14 +288,19 @@ class Engine:
 
     def abort(self, rids: Iterable[int]) -> None:
         """Drop rows without an answer; those that are gone are normal. The batch lets them go in the next turn."""
-        self._scheduler.abort(rids)
-        for rid in rids:
-            self._requests.pop(rid, None)
+        gone = [*rids]
+        self._scheduler.abort(gone)
+        for rid in gone:
+            self._siblings.drop(rid)
+        for rid in gone:
+            self._forget(rid)
 
     def reset(self) -> None:
         """Drop every row, and what is in flight for it: the rids of the next streamer begin anew."""
         self._scheduler.abort_all()
         self._requests.clear()
+        self._constraints.clear()
+        self._siblings.clear()
         self._rejected.clear()
         self._prefill.clear()
         self._batch.clear()
@@ -216,6 +319,7 @@ class Engine:
         for rid, code, fault in self._rejected:
             outcome.end(rid, code, fault)
         self._rejected.clear()
+        self._enter_built(outcome)
 
         spent = 0.0
         if self._prefix is not None:
@@ -252,7 +356,10 @@ class Engine:
                 return
         if self._prefix is not None:
             self._prefix.release(plan.join)
-        self._batch.join(self._prefill.join(plan.join), expected=self._scheduler.prefilling)
+        joining = self._prefill.join(plan.join)
+        if len(self._siblings):
+            joining += self._join_siblings(joining, outcome, plan)
+        self._batch.join(joining, expected=self._scheduler.prefilling)
 
         def prefilled() -> None:
             if plan.chunks:
@@ -298,8 +405,9 @@ class Engine:
                 self._prefill.begin_with(rid, caches)
             self._scheduler.go_on(rid, tokens)
             if tokens and not request.cached_told:
+                request.cached = min(tokens, request.prompt_tokens)
                 outcome.cached.append(rid)
-                outcome.cached_tokens.append(min(tokens, request.prompt_tokens))
+                outcome.cached_tokens.append(request.cached)
             request.cached_told = True
 
     def tidy(self) -> None:
@@ -331,10 +439,16 @@ class Engine:
             self._requests[rid].generated.append(token)
         for rid, reason in zip(taken.ended, taken.reasons, strict=True):
             outcome.end(rid, reason)
-            del self._requests[rid]
+            self._forget(rid)
+        for rid, fault in self._constraints.failed(taken.rids):
+            outcome.end(rid, INVALID_REQUEST, f"the grammar can't be followed any further: {fault}")
+            self._scheduler.abort([rid])
+            self._forget(rid)
 
 
-def row_options(request: Submit, params: SamplingParams, stop_ids: tuple[int, ...], index: int) -> RowOptions:
+def row_options(
+    request: Submit, params: SamplingParams, stop_ids: tuple[int, ...], index: int, constrained: bool = False
+) -> RowOptions:
     """The sampler's view of a request; absent options are off."""
     return RowOptions(
         temperature=request.temperature,
@@ -353,6 +467,7 @@ def row_options(request: Submit, params: SamplingParams, stop_ids: tuple[int, ..
         seed=request.seed,
         choice=request.choice,
         index=index,
+        constrained=constrained,
     )
 
 

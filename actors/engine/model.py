@@ -75,6 +75,19 @@ class Model:
         self.row_memory = RowMemory()
         self.block_layout: BlockLayout | None = None  # none until a first step, or for a kind that can't be cut
 
+    def hidden(self, ids: mx.array, caches: list[Cache] | None) -> mx.array:
+        """Last hidden states (rows, tokens, width) of `ids` (rows, tokens)."""
+        states: mx.array = self._network.model(ids, cache=caches)
+        return states
+
+    def head(self, states: mx.array) -> mx.array:
+        """Logits of hidden states, by the output layer alone."""
+        if "lm_head" in self._network:
+            logits: mx.array = self._network.lm_head(states)
+            return logits
+        tied: mx.array = self._network.model.embed_tokens.as_linear(states)
+        return tied
+
     def forward(self, ids: mx.array, caches: list[Cache]) -> mx.array:
         """Logits (rows, tokens, vocabulary) of `ids` (rows, tokens); `caches` take up the new keys and values."""
         logits: mx.array = self._network(ids, cache=caches)

@@ -60,20 +60,22 @@ class ContentHashes:
 class StoreOpening:
     """The prefix store of one engine, from its settings to the moment its blocks have a name on the SSD."""
 
-    def __init__(self, config: CastConfig) -> None:
+    def __init__(self, config: CastConfig, *, prefixes: bool = True) -> None:
+        """Without `prefixes` there is no use for a store, whatever the settings."""
         self._config = config
+        self._wanted = prefixes and config.prefix_cache
         self._layout: BlockLayout | None = None
         self._hashes: ContentHashes | None = None
         self._ssd: SsdStore | None = None
         self.store: PrefixStore[PackedBlock] | None = None
-        if config.prefix_cache and config.ssd_cache and config.ssd_cache_dir:
+        if self._wanted and config.ssd_cache and config.ssd_cache_dir:
             memo = Path(config.ssd_cache_dir).parent / "content-hashes.json"
             self._hashes = ContentHashes(Path(config.model_path), memo)
 
     def memory_bytes(self, free: int) -> int:
         """Bytes of the memory tier, where `free` are left for it and the rows' caches together."""
         config = self._config
-        if not config.prefix_cache:
+        if not self._wanted:
             return 0
         if config.cache_memory_mb is not None:
             return min(config.cache_memory_mb * MEGABYTE, free)
@@ -82,7 +84,7 @@ class StoreOpening:
     def open(self, layout: BlockLayout | None, memory_bytes: int, kinds: list[str]) -> PrefixStore[PackedBlock] | None:
         """The store; None when prefixes are not to be cached, or the model's caches can't be cut into blocks."""
         config = self._config
-        if not config.prefix_cache:
+        if not self._wanted:
             return None
         if layout is None:
             log.warning("no prefix is reused: this kind of cache can't be cut into blocks", caches=kinds)

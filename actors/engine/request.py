@@ -12,13 +12,21 @@ from cache_store.keys import chain_keys
 
 
 class Request:
-    """One row. `ids` are its prompt and what it had generated when it was submitted; `salt` parts tenants."""
+    """One row. `ids` are its prompt and what it had generated when it was submitted; `salt` parts tenants.
+
+    It may generate `budget` tokens until one of `ending`. `cached` tokens of its prompt were found, not computed. Row
+    `like` has the same prompt.
+    """
 
     __slots__ = (
         "_keys",
+        "budget",
+        "cached",
         "cached_told",
+        "ending",
         "generated",
         "ids",
+        "like",
         "options",
         "pin",
         "priority",
@@ -34,6 +42,9 @@ class Request:
         prompt_tokens: int,
         options: RowOptions,
         *,
+        budget: int = 1,
+        ending: frozenset[int] = frozenset(),
+        like: int = 0,
         salt: str = "",
         priority: int = 0,
         pin: bool = False,
@@ -42,10 +53,14 @@ class Request:
         self.ids = ids
         self.prompt_tokens = prompt_tokens
         self.options = options
+        self.budget = budget
+        self.ending = ending
+        self.like = like
         self.salt = salt
         self.priority = priority
         self.pin = pin
         self.generated: list[int] = []
+        self.cached = 0
         self.cached_told = False
         self._keys: list[bytes] = []
 
@@ -60,8 +75,19 @@ class Request:
         index = self.options.index + len(self.generated)
         return Row(self.rid, self.all_ids(), self.prompt_tokens, msgspec.structs.replace(self.options, index=index))
 
+    def begins_like(self, other: "Request") -> bool:
+        """Whether both are at their beginning, and it is the same."""
+        if self.generated or other.generated or self.salt != other.salt:
+            return False
+        return np.array_equal(self.ids, other.ids)
+
+    def share_prefix(self, other: "Request") -> None:
+        """It starts from the caches of `other`, which it begins like; what it finds later it has computed itself."""
+        self.cached, self.cached_told = other.cached, True
+        self._keys = other._keys
+
     def keys(self, blocks: int) -> list[bytes]:
         """Keys of its first `blocks` blocks, of which it has all ids."""
         if len(self._keys) < blocks:
-            self._keys = chain_keys(self.all_ids(), self.salt)
+            self._keys = chain_keys(self.all_ids(), self.salt, known=self._keys)
         return self._keys[:blocks]

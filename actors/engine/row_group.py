@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from actors.engine.constraints import Wanted
 from actors.engine.cutter import Cutter
 from actors.engine.model import Cache, Model
 from actors.engine.prefill import Joining, Row
@@ -245,20 +246,41 @@ class RowGroup:
         for cache, row in zip(self._caches, content, strict=True):
             cache.paste_row(slot, row)
 
+    @property
+    def constrained(self) -> int:
+        """How many rows need a mask."""
+        return len(self._sampler.constrained)
+
+    def wanted(self) -> list[Wanted]:
+        """The rows whose next token needs a mask. Waits for the last token of each when there are any."""
+        constrained = self._sampler.constrained
+        if not constrained:
+            return []
+        last = np.array(self._inputs)
+        return [Wanted(self._rids[slot], index, int(last[slot])) for slot, index in constrained]
+
     def step(self) -> Drawn:
         """Build one decode step of all slots; returns what was drawn, not yet computed."""
+        return self.draw(self.forward())
+
+    def forward(self) -> mx.array:
+        """Build the logits of one decode step, (slots, vocabulary); `draw` must follow."""
         assert self.longest < self.room
         at = Positions(self._lengths)
         for cache in self._caches:
             cache.step(at)
         logits = self._model.forward(self._inputs[:, None], list[Cache](self._caches))
-        drawn = self._sampler.draw(logits[:, -1, :])
-        self._inputs = drawn.tokens
         self._lengths[list(self._slots.values())] += 1
+        return logits[:, -1, :]
+
+    def draw(self, logits: mx.array, allowed: mx.array | None = None) -> Drawn:
+        """Build the draw of the step whose logits these are, under the masks of the rows in `wanted`."""
+        drawn = self._sampler.draw(logits, allowed)
+        self._inputs = drawn.tokens
         return drawn
 
     def cut(self, cutter: Cutter) -> list[mx.array]:
-        """Take the blocks of rows that the step just built brings to a block's border."""
+        """Take the blocks of rows that the forward just built brings to a block's border."""
         slots = np.flatnonzero(self._lengths % BLOCK == 0)
         return [
             array

@@ -16,6 +16,7 @@ class RowOptions(msgspec.Struct, frozen=True):
     """What the sampler has to know of one row; `index` is the number of its next generated token.
 
     A `top_k` of 0 is off. None of `stop_ids` is drawn before `min_tokens` tokens, and xtc never excludes them.
+    A `constrained` row draws from the tokens that its mask allows, which observes `min_tokens`.
     `logprobs` is -1 for none, else how many of the most probable tokens are wanted beside the one drawn. Ids that
     the vocabulary doesn't have are ignored.
     """
@@ -36,6 +37,7 @@ class RowOptions(msgspec.Struct, frozen=True):
     seed: int = 0
     choice: int = 0
     index: int = 0
+    constrained: bool = False
 
 
 class Kind(enum.IntEnum):

@@ -4,7 +4,7 @@ Used by `actors.engine.row_group` on the engine's one thread. Nothing here waits
 step needs comes from the tokens of the one before by way of the host.
 
 Options apply in this order: min_tokens (stop ids masked) and logit_bias, repetition, frequency and presence
-penalties, temperature, top_k, top_p, min_p, xtc, the draw. That is the order of vLLM's `Sampler`
+penalties, the mask of a grammar, temperature, top_k, top_p, min_p, xtc, the draw. That is the order of vLLM's `Sampler`
 (vllm/v1/sample/sampler.py), except that it has no xtc and cuts by min_p ahead of top_k: here top_p counts what
 min_p cuts, too. xtc comes after top_p and min_p as in mlx_lm.sample_utils. A temperature of 0 takes the best token
 after the penalties.
@@ -107,12 +107,24 @@ class Sampler:
         self._masked_until = self._masked_until[:rows].copy()
         self._plan = None
 
-    def draw(self, logits: mx.array) -> Drawn:
-        """The next token of each slot from `logits` (slots, vocabulary); counts the rows on."""
+    @property
+    def constrained(self) -> list[tuple[int, int]]:
+        """Slots whose rows need a mask, and the number of the token that each draws next."""
+        return [
+            (slot, int(self._index[slot]))
+            for slot, row in enumerate(self._options)
+            if row is not None and row.constrained
+        ]
+
+    def draw(self, logits: mx.array, allowed: mx.array | None = None) -> Drawn:
+        """The next token of each slot from `logits` (slots, vocabulary); counts the rows on.
+
+        `allowed`, bool (rows, vocabulary), holds the masks of the slots in `constrained`, in that order.
+        """
         masked = self._index < self._masked_until
         if self._plan is None or not np.array_equal(self._plan.masked, masked):
             self._plan = DrawPlan(self._options, masked, self._penalties, self._vocab_size)
-        tokens = self._plan.draw(logits, self._stream, self._index.astype(np.uint64))
+        tokens = self._plan.draw(logits, self._stream, self._index.astype(np.uint64), allowed)
         self._index += 1
         logprobs = None
         if self._plan.asked:

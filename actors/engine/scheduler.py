@@ -173,6 +173,7 @@ class Scheduler:
         self._prefilling: dict[int, _Row] = {}
         self._running: dict[int, _Row] = {}
         self._drop: list[int] = []
+        self._planned_bytes = 0  # what the turn of the last plan takes
 
     def __contains__(self, rid: int) -> bool:
         return rid in self._waiting or rid in self._prefilling or rid in self._running
@@ -221,12 +222,33 @@ class Scheduler:
 
         Raises ValueError for a rid that is in use and for a length or budget below 1.
         """
+        self._waiting[rid] = self._new_row(rid, length, budget, stop_ids, priority)
+
+    def _new_row(self, rid: int, length: int, budget: int, stop_ids: frozenset[int], priority: int) -> _Row:
         if rid in self:
             raise ValueError(f"row {rid} is in use")
         if length < 1 or budget < 1:
             raise ValueError(f"a row needs ids and a budget, not {length} and {budget}")
         self._ages += 1
-        self._waiting[rid] = _Row(rid, self._ages, length, budget, stop_ids, priority)
+        return _Row(rid, self._ages, length, budget, stop_ids, priority)
+
+    def computing(self, rid: int) -> bool:
+        """Whether a row is on its way to its first step."""
+        return rid in self._waiting or rid in self._prefilling
+
+    def add_running(
+        self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
+    ) -> bool:
+        """Add a row like `add`, but one whose ids are computed and that joins the step of the last plan. Returns
+        False, and adds nothing, when there is no seat or memory for it."""
+        needs = self._limits.row_bytes(length + BLOCK)
+        if not self._seats_free() or self._planned_bytes + needs > self._limits.cache_bytes:
+            return False
+        row = self._new_row(rid, length, budget, stop_ids, priority)
+        row.computed = length - 1
+        self._place(row, True)
+        self._planned_bytes += needs
+        return True
 
     def abort(self, rids: Iterable[int]) -> None:
         """Forget these rows, wherever they are; unknown ones are normal."""
@@ -272,6 +294,7 @@ class Scheduler:
         turn = _Turn(self._limits, max(prefill_tokens, MIN_CHUNK), decode)
         admit = self._admit(running_bytes)
         prefill_bytes = self._prefill_bytes
+        self._planned_bytes = running_bytes + prefill_bytes
         rows = sorted((row for row in self._prefilling.values() if not row.held_back), key=lambda row: row.rank)
         if rows:
             kept = turn.keep(rows[0])

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import mlx.core as mx
 import numpy as np
 
+from actors.engine.constraints import Wanted
 from actors.engine.cutter import Cutter
 from actors.engine.model import Cache, Model
 from actors.engine.prefill import Joining
@@ -66,16 +67,34 @@ class SoloRow:
         """The row's rid."""
         return [self._rid]
 
+    @property
+    def constrained(self) -> int:
+        """How many rows need a mask."""
+        return len(self._sampler.constrained)
+
+    def wanted(self) -> list[Wanted]:
+        """The row, when its next token needs a mask; see `RowGroup.wanted`."""
+        if self._rid == FREE:
+            return []
+        return [Wanted(self._rid, index, int(np.array(self._inputs)[0])) for _, index in self._sampler.constrained]
+
     def step(self) -> Drawn:
         """Build one decode step; returns what was drawn, not yet computed."""
-        logits = self._model.forward(self._inputs[:, None], self._caches)
-        drawn = self._sampler.draw(logits[:, -1, :])
-        self._inputs = drawn.tokens
+        return self.draw(self.forward())
+
+    def forward(self) -> mx.array:
+        """Build the logits of one decode step, (1, vocabulary); `draw` must follow."""
         self._length += 1
+        return self._model.forward(self._inputs[:, None], self._caches)[:, -1, :]
+
+    def draw(self, logits: mx.array, allowed: mx.array | None = None) -> Drawn:
+        """Build the draw of the step whose logits these are."""
+        drawn = self._sampler.draw(logits, allowed)
+        self._inputs = drawn.tokens
         return drawn
 
     def cut(self, cutter: Cutter) -> list[mx.array]:
-        """Take the block that the step just built completes, if it does."""
+        """Take the block that the forward just built completes, if it does."""
         if self._rid == FREE or self._length % BLOCK:
             return []
         return cutter.of_solo(self._rid, self._caches, self._length)

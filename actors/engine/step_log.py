@@ -24,6 +24,16 @@ class Added(msgspec.Struct, frozen=True, array_like=True, tag=True):
     priority: int
 
 
+class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A row joined the step of the last plan; see `Scheduler.add_running`."""
+
+    rid: int
+    length: int
+    budget: int
+    stop_ids: list[int]
+    priority: int
+
+
 class Aborted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Rows were forgotten."""
 
@@ -44,7 +54,7 @@ class WentOn(msgspec.Struct, frozen=True, array_like=True, tag=True):
     computed: int
 
 
-Told = Added | Aborted | TakenIn | WentOn
+Told = Added | Joined | Aborted | TakenIn | WentOn
 
 
 class StepRecord(msgspec.Struct, frozen=True):
@@ -92,6 +102,15 @@ class RecordedScheduler(Scheduler):
         """See `Scheduler.add`."""
         super().add(rid, length, budget, stop_ids=stop_ids, priority=priority)
         self._told.append(Added(rid, length, budget, sorted(stop_ids), priority))
+
+    def add_running(
+        self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
+    ) -> bool:
+        """See `Scheduler.add_running`. Only what changes something is recorded."""
+        joined = super().add_running(rid, length, budget, stop_ids=stop_ids, priority=priority)
+        if joined:
+            self._told.append(Joined(rid, length, budget, sorted(stop_ids), priority))
+        return joined
 
     def abort(self, rids: Iterable[int]) -> None:
         """See `Scheduler.abort`."""
@@ -144,6 +163,10 @@ class Replay:
         match told:
             case Added():
                 scheduler.add(
+                    told.rid, told.length, told.budget, stop_ids=frozenset(told.stop_ids), priority=told.priority
+                )
+            case Joined():
+                scheduler.add_running(
                     told.rid, told.length, told.budget, stop_ids=frozenset(told.stop_ids), priority=told.priority
                 )
             case Aborted():

@@ -7,6 +7,7 @@ streams go on where they were (`recovery.py` says in which order).
 
 import secrets
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,19 @@ import zmq
 
 from actors.base import Actor, StartError
 from actors.model_files import read_model_files
+from actors.pooling import read_pooling
 from actors.streamer.admission import Admission
 from actors.streamer.clients import ClientConnection, Clients
 from actors.streamer.detokenizer import DetokenizerFactory
+from actors.streamer.dialect import Dialect
 from actors.streamer.engine_link import EngineLink, Loss
+from actors.streamer.forced_calls import forced_calls
+from actors.streamer.kept import KeptValues
 from actors.streamer.logprobs import by_row
+from actors.streamer.pool_calls import PoolCalls
 from actors.streamer.recovery import POISON, Recovery
+from actors.streamer.reply import Reply
+from actors.streamer.requests import find_fault
 from actors.streamer.stream import MAX_UNREAD, WINDOW, Phase, Stream
 from actors.streamer.tokenizer_pool import Job, TokenizerPool
 from actors.streamer.warm_prompts import WarmPrompt, read_warm_prompts
@@ -30,39 +38,51 @@ from actors.trail import read_trail
 from protocol import errors
 from protocol.codec import CodecError, client_codec
 from protocol.ids import unpack_ids
-from protocol.limits import MAX_DEPTH, check_messages, too_deep
+from protocol.limits import check_messages
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
     CallFailed,
     Cancel,
+    CancelLabel,
     ClientMessage,
     Credit,
     Decoded,
     Detokenize,
     Detokenized,
+    Done,
     Drain,
+    Embed,
+    Embedded,
     Encoded,
     End,
     EngineUse,
+    Forget,
     Generate,
     Hello,
+    Keep,
+    Kept,
     ListModels,
     ModelCard,
     Models,
     Ping,
     Pong,
+    Pool,
+    Rank,
+    Ranked,
+    Recall,
     Refused,
     Step,
     Stop,
     Submit,
     SystemState,
+    Thinking,
     Tokenize,
     Tokenized,
     TokenizerResult,
     Welcome,
 )
-from protocol.sampling import InvalidParam, check_params
+from protocol.sampling import InvalidParam
 from protocol.sockets import bind_router
 
 log = structlog.get_logger()
@@ -88,6 +108,7 @@ class StreamerActor(Actor):
         try:
             self._files = read_model_files(path)
             self._detokenizers = DetokenizerFactory.load(path, trust_remote_code=self.config.trust_remote_code)
+            pool = self._read_pool()
         except (OSError, ValueError) as error:
             raise StartError(f"the tokenizer of {path} can't be loaded: {error}") from error
         try:
@@ -96,6 +117,8 @@ class StreamerActor(Actor):
         except ValueError as error:
             raise StartError(str(error)) from error
         self._warmed = 0  # epoch of the engine that has them
+        self._dialect = Dialect(self._files, self._detokenizers.tokenizer)
+        self._kept = KeptValues()
         self._streams: dict[int, Stream] = {}
         self._rids = 0
         self._incarnation = secrets.randbits(62)
@@ -108,6 +131,9 @@ class StreamerActor(Actor):
         self._recovery = Recovery(self.config.max_num_seqs)
         self._told: EngineUse | None = None
         self._jobs: dict[int, Job] = {}
+        self._pools = PoolCalls(
+            pool, self._context, self._next_rid, self._tokenizers.submit, self._submit_pooled, self._drop_pooled
+        )
         self._http_workers: set[str] = set()
         self._malformed = 0
         self._malformed_logged = 0
@@ -123,6 +149,27 @@ class StreamerActor(Actor):
         self.add_socket(self._socket, self._serve_clients)
         return endpoint, None
 
+    def _read_pool(self) -> Pool:
+        if self.config.task != "rank":
+            return read_pooling(self._files.path) if self.config.task == "embed" else Pool("last")
+        words = [self._detokenizers.tokenizer.encode(word, add_special_tokens=False) for word in ("yes", "no")]
+        if any(len(ids) != 1 for ids in words):
+            raise ValueError("'yes' and 'no' are no single tokens of this model, so it is no reranker that we know")
+        return Pool("last", among=[ids[0] for ids in words])
+
+    def _next_rid(self) -> int:
+        self._rids += 1
+        return self._rids
+
+    def _submit_pooled(self, rid: int) -> None:
+        self._recovery.add(rid)
+        self._submit_due()
+
+    def _drop_pooled(self, rids: Iterable[int]) -> None:
+        for rid in rids:
+            self._recovery.remove(rid)
+            self._aborts.append(rid)
+
     def close(self) -> None:
         self._tokenizers.close()
         self._engine.close()
@@ -130,7 +177,7 @@ class StreamerActor(Actor):
         self._socket.close(linger=500)
 
     def open_streams(self) -> int:
-        return len(self._streams)
+        return len(self._streams) + len(self._pools)
 
     def wait_ms(self) -> float | None:
         return max(0.0, (self._next_tick - time.monotonic()) * 1000)
@@ -144,6 +191,7 @@ class StreamerActor(Actor):
             if late > SLEPT:
                 for stream in self._streams.values():
                     stream.deadline += late
+                self._pools.excuse(late)
             self._next_tick = now + TICK
             self._look_at_the_clock(now)
         self._flush()
@@ -174,11 +222,10 @@ class StreamerActor(Actor):
             if result.code or not 0 < count < self._context():
                 log.error("a warm prompt can't be computed", error=result.message or "too long", tokens=count)
             elif self._engine.ready:
-                self._rids += 1
                 submit = Submit(
                     self._engine.epoch,
                     self.me.epoch,
-                    self._rids,
+                    self._next_rid(),
                     result.ids,
                     count,
                     1,
@@ -208,7 +255,11 @@ class StreamerActor(Actor):
                 suspects=self._recovery.suspects,
             )
             for rid in poison:
-                stream = self._streams[rid]
+                stream = self._streams.get(rid)
+                if stream is None:
+                    log.error("text given up", rid=rid)
+                    self._pools.fail(rid, errors.CRASHED_ENGINE, CRASHED.format(POISON))
+                    continue
                 log.error(
                     "request given up", rid=rid, label=stream.label[:MAX_NAME], prompt_tokens=stream.prompt_tokens
                 )
@@ -287,77 +338,87 @@ class StreamerActor(Actor):
                 self._clients.send(client.identity, Pong(seq, self._incarnation))
             case Tokenize() | Detokenize():
                 self._text_call(client, message)
+            case Embed() | Rank():
+                self._pool_call(client, message)
             case ListModels(ref=ref):
                 self._clients.send(client.identity, Models(ref, self._models()))
+            case CancelLabel(ref=ref, label=label):
+                found = [stream for stream in self._streams.values() if stream.label == label]
+                for stream in found:
+                    self._end(stream, "cancelled", code=errors.CANCELLED, message="cancelled on request")
+                self._clients.send(client.identity, Done(ref, len(found)))
+            case Keep(ref=ref, key=key, value=value):
+                self._clients.send(client.identity, Done(ref, int(self._kept.put(key, value))))
+            case Recall(ref=ref, key=key):
+                self._clients.send(client.identity, Kept(ref, self._kept.get(key)))
+            case Forget(ref=ref, key=key):
+                self._clients.send(client.identity, Done(ref, int(self._kept.drop(key))))
 
     def _generate(self, client: ClientConnection, request: Generate) -> None:
         now = time.monotonic()
         # Before anything is made of the request: its options are not known to be in bounds yet.
         refusal = self._refusal(client, request)
+        refs = [request.ref, *request.more_refs]
         if refusal is not None:
             code, message, param = refusal
             retry = self._admission.retry_after(now) if code in (errors.QUEUE_FULL, errors.LOADING) else 0.0
             if code == errors.DRAINING:
                 retry = max(1.0, self.config.drain_timeout)
-            end = End(request.ref, "rejected", code=code, message=message, retry_after=retry, param=param)
-            self._clients.gather(client.identity, None, end)
+            for ref in refs:
+                end = End(ref, "rejected", code=code, message=message, retry_after=retry, param=param)
+                self._clients.gather(client.identity, None, end)
             return
-        self._rids += 1
         params = self._files.resolve(request.params)
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(63))
+        forced = forced_calls(request.tools, request.tool_choice)
+        if forced is not None:
+            params = msgspec.structs.replace(params, grammar=forced)
         timeout = self.config.timeout if request.timeout is None else min(request.timeout, self.config.timeout)
-        stream = Stream(
-            self._rids,
-            client.identity,
-            request,
-            params,
-            deadline=now + timeout,
-            now=now,
-        )
-        self._streams[stream.rid] = stream
-        client.streams[stream.ref] = stream.rid
-        if request.ids is not None:
-            self._encoded(stream.rid, request, Encoded(0, 0, request.ids))
+        first = self._rids + 1
+        for choice, ref in enumerate(refs):
+            self._rids += 1
+            stream = Stream(
+                self._rids,
+                client.identity,
+                request,
+                params,
+                deadline=now + timeout,
+                now=now,
+                choice=choice,
+                like=first if choice else 0,
+            )
+            self._streams[stream.rid] = stream
+            client.streams[ref] = stream.rid
+        rids = range(first, self._rids + 1)
+        if request.ids is not None and params.grammar is None:
+            self._encoded(rids, request, Encoded(0, 0, request.ids))
             return
         job = Job(
             size=len(request.prompt or "") + sum(len(str(m.get("content"))) for m in request.messages or ()),
-            done=partial(self._encoded, stream.rid, request),
+            done=partial(self._encoded, rids, request),
             text=request.prompt,
             messages=request.messages,
             add_special_tokens=request.add_special_tokens,
             template_kwargs=request.template_kwargs,
+            tools=[] if request.tool_choice.mode == "none" else request.tools,
+            grammar=params.grammar,
         )
-        self._jobs[stream.rid] = job
+        job.wanted = len(rids)
+        self._jobs.update(dict.fromkeys(rids, job))
         self._tokenizers.submit(job)
 
     def _refusal(self, client: ClientConnection, request: Generate) -> tuple[str, str, str] | None:
         """Why a request can't be taken at all: code, message and the option at fault; None when it can."""
-        if request.ref in client.streams:
-            return (
-                errors.INVALID_REQUEST,
-                f"ref {request.ref} is in use by an open stream of this connection",
-                "ref",
-            )
-        if sum(given is not None for given in (request.prompt, request.messages, request.ids)) != 1:
-            return errors.INVALID_REQUEST, "give exactly one of prompt, messages and ids", "prompt"
-        if request.messages is not None:
-            try:
-                check_messages(request.messages)
-            except InvalidParam as error:
-                return errors.INVALID_REQUEST, str(error), error.param
-        if too_deep(request.template_kwargs):
-            return errors.INVALID_REQUEST, f"template_kwargs are nested more than {MAX_DEPTH} deep", "template_kwargs"
-        if not (request.return_text or request.return_ids):
-            return errors.INVALID_REQUEST, "return_text and return_ids must not both be false", "return_text"
-        if request.params.stop and not request.return_text:
-            return errors.INVALID_REQUEST, "stop strings need return_text", "stop"
+        for ref in (request.ref, *request.more_refs):
+            if ref in client.streams:
+                return errors.INVALID_REQUEST, f"ref {ref} is in use by an open stream of this connection", "ref"
         try:
-            check_params(request.params, self._vocab_size())
+            find_fault(request, self._vocab_size())
         except InvalidParam as error:
             return errors.INVALID_REQUEST, str(error), error.param
-        if request.timeout is not None and not request.timeout > 0:
-            return errors.INVALID_REQUEST, f"timeout must be greater than 0, not {request.timeout}", "timeout"
+        if self.config.task != "generate":
+            return errors.INVALID_REQUEST, f"{self.config.model_name} was started to {self.config.task} texts", "model"
         if request.model not in ("", self.config.model_name):
             text = f"the model {request.model!r} is not served here; use {self.config.model_name!r}"
             return errors.MODEL_NOT_FOUND, text, "model"
@@ -365,16 +426,23 @@ class StreamerActor(Actor):
             return errors.DRAINING, "the server is shutting down", ""
         if self._card is None or not self._tokenizers.known:
             return errors.LOADING, "the model is still loading", ""
-        if not self._admission.has_room(len(self._streams)):
+        if not self._admission.has_room(len(self._streams) + len(request.more_refs)):
             return errors.QUEUE_FULL, f"{len(self._streams)} requests are running or waiting already", ""
         return None
 
-    def _encoded(self, rid: int, request: Generate, result: TokenizerResult) -> None:
-        self._jobs.pop(rid, None)
-        stream = self._streams.get(rid)
-        if stream is None:
-            return
+    def _encoded(self, rids: range, request: Generate, result: TokenizerResult) -> None:
+        for rid in rids:
+            self._jobs.pop(rid, None)
         assert isinstance(result, Encoded)
+        if request.ids is not None and not result.code:
+            result = msgspec.structs.replace(result, ids=request.ids)
+        thinking = self._dialect.thinking(result.ids) if request.messages is not None else None
+        for rid in rids:
+            stream = self._streams.get(rid)
+            if stream is not None:
+                self._prompt_known(stream, request, result, thinking)
+
+    def _prompt_known(self, stream: Stream, request: Generate, result: Encoded, thinking: Thinking | None) -> None:
         if result.code:
             outcome = "rejected" if result.code == errors.INVALID_REQUEST else "failed"
             self._end(stream, outcome, code=result.code, message=result.message, param=result.param)
@@ -397,15 +465,22 @@ class StreamerActor(Actor):
         budget = room if request.params.max_tokens is None else min(room, request.params.max_tokens)
         detokenizer = self._detokenizers.stream(unpack_ids(result.ids)) if request.return_text else None
         spelling = self._detokenizers.token_bytes if request.return_text else None
-        stream.encoded(result.ids, budget, detokenizer, time.monotonic(), spelling)
-        self._clients.send(stream.client, Accepted(stream.ref, rid, count))
-        self._recovery.add(rid, request.params.priority)
+        reply = None
+        calls = bool(request.tools) and request.tool_choice.mode != "none"
+        if request.split_reply and (calls or thinking is not None):
+            opened = thinking is not None and thinking.open
+            reply = Reply(self._dialect, request.tools, request.tool_choice, thinking=opened)
+        stream.encoded(result.ids, budget, detokenizer, time.monotonic(), spelling, thinking, reply)
+        self._clients.send(stream.client, Accepted(stream.ref, stream.rid, count))
+        self._recovery.add(stream.rid, request.params.priority)
         self._submit_due()
 
     def _submit_due(self) -> None:
         """Give the engine what it may have now, and tell the supervisor what its death would mean."""
         for rid in self._recovery.due():
-            self._engine.submit(self._streams[rid].submit(self._engine.epoch, self.me.epoch))
+            stream = self._streams.get(rid)
+            epochs = self._engine.epoch, self.me.epoch
+            self._engine.submit(self._pools.submit(rid, *epochs) if stream is None else stream.submit(*epochs))
         if self._engine.ready and (self._told is None or not self._told.stepped):
             use = EngineUse(self._engine.epoch, self._recovery.stepped, self._recovery.suspicious)
             if use != self._told:
@@ -417,6 +492,28 @@ class StreamerActor(Actor):
 
     def _vocab_size(self) -> int:
         return self._card.vocab_size if self._card is not None else self._files.vocab_size
+
+    def _pool_call(self, client: ClientConnection, call: Embed | Rank) -> None:
+        wanted = "embed" if isinstance(call, Embed) else "rank"
+        code, message = "", ""
+        if self.config.task != wanted:
+            flag = "embed" if wanted == "embed" else "rerank"
+            code = errors.INVALID_REQUEST
+            message = f"{self.config.model_name} was not started for this; see `callboard serve --task {flag}`"
+        elif self._draining:
+            code, message = errors.DRAINING, "the server is shutting down"
+        elif self._card is None or not self._tokenizers.known:
+            code, message = errors.LOADING, "the model is still loading"
+        elif not self._admission.has_room(len(self._pools)):
+            code, message = errors.QUEUE_FULL, f"{len(self._pools)} texts are waiting already"
+        if code:
+            self._clients.send(client.identity, CallFailed(call.ref, code, message, "model"))
+            return
+
+        def send(answer: Embedded | Ranked | CallFailed) -> None:
+            self._clients.send(client.identity, answer)
+
+        self._pools.begin(client.identity, call, send, time.monotonic() + self.config.timeout)
 
     def _text_call(self, client: ClientConnection, call: Tokenize | Detokenize) -> None:
         identity, ref = client.identity, call.ref
@@ -443,8 +540,16 @@ class StreamerActor(Actor):
             self._clients.send(identity, CallFailed(ref, errors.INVALID_REQUEST, str(fault), fault.param))
         else:
             size = len(call.text) if call.text is not None else sum(len(str(m)) for m in call.messages or ())
-            special = call.add_special_tokens
-            self._tokenizers.submit(Job(size, done, text=call.text, messages=call.messages, add_special_tokens=special))
+            job = Job(
+                size,
+                done,
+                text=call.text,
+                messages=call.messages,
+                add_special_tokens=call.add_special_tokens,
+                template_kwargs=call.template_kwargs,
+                tools=call.tools,
+            )
+            self._tokenizers.submit(job)
 
     # The engine.
 
@@ -460,6 +565,10 @@ class StreamerActor(Actor):
             stream = self._streams.get(rid)
             if stream is not None:
                 stream.cached(tokens)
+        self._recovery.decoded(step.pooled_rids)
+        for rid, vector in zip(step.pooled_rids, step.pooled, strict=True):
+            self._recovery.remove(rid)
+            self._pools.take(rid, vector)
         reasons = dict(zip(step.ended, step.reasons, strict=True))
         logprobs = by_row(step)
         for rid, token in zip(step.rids, unpack_ids(step.tokens), strict=True):
@@ -477,6 +586,7 @@ class StreamerActor(Actor):
         for rid, reason in reasons.items():
             stream = self._streams.get(rid)
             if stream is None:
+                self._pools.fail(rid, reason, texts.get(rid, ""))
                 continue
             if reason in ("stop", "length"):
                 stream.finish_text()
@@ -539,12 +649,14 @@ class StreamerActor(Actor):
             )
 
     def _end_client(self, client: ClientConnection, code: str, message: str) -> None:
+        self._pools.forget(client.identity)
         for rid in list(client.streams.values()):
             stream = self._streams.get(rid)
             if stream is not None:
                 self._end(stream, "cancelled", code=code, message=message)
 
     def _end_all(self, outcome: str, code: str, message: str) -> None:
+        self._pools.fail_all(code, message)
         for stream in list(self._streams.values()):
             self._end(stream, outcome, code=code, message=message)
         self._flush()
@@ -556,6 +668,7 @@ class StreamerActor(Actor):
         for client in self._clients.silent(now):
             log.warning("client silent", client=client.name, streams=len(client.streams))
             self._end_client(client, errors.CANCELLED, "the client was silent for 3 s")
+        self._pools.look_at_the_clock(now)
         for stream in [stream for stream in self._streams.values() if now > stream.deadline]:
             self._end(stream, "failed", code=errors.TIMEOUT, message=TOO_LONG.format(stream.timeout))
 

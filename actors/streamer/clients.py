@@ -10,14 +10,15 @@ import zmq
 
 from actors.base import Socket
 from protocol.codec import encode
-from protocol.messages import Deltas, End, ServerMessage, TokenLogprobs
+from protocol.messages import Deltas, End, ServerMessage, TokenLogprobs, ToolCallDelta
 
 log = structlog.get_logger()
 
 SILENCE_LIMIT = 3.0  # seconds without a word until a client's streams are cancelled
 FORGET_AFTER = 60.0  # seconds without a word until its connection is forgotten
 
-Delta = tuple[int, str, bytes, int, list[TokenLogprobs]]  # one entry of each column of `Deltas`
+# One entry of each column of `Deltas`.
+Delta = tuple[int, str, bytes, int, list[TokenLogprobs], str, list[ToolCallDelta]]
 
 
 class ClientConnection:
@@ -33,21 +34,37 @@ class ClientConnection:
         self.ids: list[bytes] = []
         self.counts: list[int] = []
         self.logprobs: list[list[TokenLogprobs]] = []
+        self.reasoning: list[str] = []
+        self.calls: list[list[ToolCallDelta]] = []
         self.ends: list[End] = []
 
-    def add(self, ref: int, text: str, ids: bytes, count: int, logprobs: list[TokenLogprobs]) -> None:
+    def add(
+        self,
+        ref: int,
+        text: str,
+        ids: bytes,
+        count: int,
+        logprobs: list[TokenLogprobs],
+        reasoning: str,
+        calls: list[ToolCallDelta],
+    ) -> None:
         """Gather one delta for this turn's message."""
         self.refs.append(ref)
         self.texts.append(text)
         self.ids.append(ids)
         self.counts.append(count)
         self.logprobs.append(logprobs)
+        self.reasoning.append(reasoning)
+        self.calls.append(calls)
 
     def take(self) -> Deltas:
         """This turn's message; the next turn starts empty."""
         logprobs = self.logprobs if any(self.logprobs) else []
-        message = Deltas(self.refs, self.texts, self.ids, self.counts, self.ends, logprobs)
+        reasoning = self.reasoning if any(self.reasoning) else []
+        calls = self.calls if any(self.calls) else []
+        message = Deltas(self.refs, self.texts, self.ids, self.counts, self.ends, logprobs, reasoning, calls)
         self.refs, self.texts, self.ids, self.counts, self.logprobs, self.ends = [], [], [], [], [], []
+        self.reasoning, self.calls = [], []
         return message
 
 

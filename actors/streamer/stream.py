@@ -13,16 +13,27 @@ from enum import Enum
 
 from actors.streamer.detokenizer import DetokenizerStream
 from actors.streamer.logprobs import LogprobColumn, StepLogprobs
+from actors.streamer.reply import Reply, State
 from actors.streamer.stop_strings import StopMatcher
 from protocol.ids import pack_ids
-from protocol.messages import End, Generate, SamplingParams, Submit, Timing, TokenLogprobs, Usage
+from protocol.messages import (
+    End,
+    Generate,
+    SamplingParams,
+    Submit,
+    Thinking,
+    Timing,
+    TokenLogprobs,
+    ToolCallDelta,
+    Usage,
+)
 
 WINDOW = 64  # deltas a client may have unacknowledged before its text is gathered here
 MAX_UNREAD = 1 << 20  # bytes gathered for a client that does not read; beyond it the stream ends
 
 
-# What one delta carries: text, ids, the number of tokens they stand for, and log-probabilities.
-Piece = tuple[str, bytes, int, list[TokenLogprobs]]
+# What one delta carries: text, ids, the number of tokens they stand for, log-probabilities, reasoning, tool calls.
+Piece = tuple[str, bytes, int, list[TokenLogprobs], str, list[ToolCallDelta]]
 
 
 class Phase(Enum):
@@ -39,6 +50,7 @@ class Stream:
     """State of one request. Times are seconds of the monotonic clock the actor passes in.
 
     `params` are the request's sampling options, each resolved as `Submit.params` wants them, the seed included.
+    It is choice number `choice` of the request, whose first choice is row `like`.
     """
 
     def __init__(
@@ -50,10 +62,13 @@ class Stream:
         *,
         deadline: float,
         now: float,
+        choice: int = 0,
+        like: int = 0,
     ) -> None:
         self.rid = rid
         self.client = client
-        self.ref = request.ref
+        self.choice = choice
+        self.ref = request.more_refs[choice - 1] if choice else request.ref
         self.label = request.label
         self.params = params
         self.deadline = deadline
@@ -68,6 +83,10 @@ class Stream:
         self._detokenizer: DetokenizerStream | None = None
         self._stops = StopMatcher(params.stop) if params.stop else None
         self._logprobs: LogprobColumn | None = None
+        self._like = like
+        self._thinking: Thinking | None = None
+        self._reply: Reply | None = None
+        self._reasoning_tokens = 0
         self._decoded = 0  # characters of the text so far, and how many of them no stop string can cut off
         self._certain = 0
         self._texts: list[str] = []
@@ -103,11 +122,18 @@ class Stream:
         detokenizer: DetokenizerStream | None,
         now: float,
         spelling: Mapping[int, bytes] | None = None,
+        thinking: Thinking | None = None,
+        reply: Reply | None = None,
     ) -> None:
         """The prompt's ids are known; `budget` tokens may be generated. Without a detokenizer only ids are sent.
 
-        `spelling` gives the bytes of the tokens among the log-probabilities.
+        `spelling` gives the bytes of the tokens among the log-probabilities. `thinking` is for the engine; with
+        `reply` the text is split.
         """
+        self._thinking = thinking
+        if detokenizer is not None and reply is not None:
+            self._reply = reply
+            self._texts = reply.texts
         self.prompt = prompt
         self.budget = budget
         self._detokenizer = detokenizer
@@ -132,10 +158,13 @@ class Stream:
             temperature=params.temperature,
             top_p=params.top_p,
             seed=params.seed,
+            choice=self.choice,
             ignore_eos=params.ignore_eos,
             params=params,
             priority=params.priority,
             cache_salt=self._cache_salt,
+            thinking=self._thinking,
+            like=0 if self.tokens else self._like,
         )
 
     def admitted(self, now: float) -> None:
@@ -161,10 +190,19 @@ class Stream:
             self._unread += 4
         if self._logprobs is not None and logprobs is not None:
             self._logprobs.add(token, self._decoded, logprobs)
-        if self._detokenizer is not None:
+        if self._reply is not None:
+            self._push_to_reply(token, self._reply)
+        elif self._detokenizer is not None:
             self._add(self._detokenizer.push(token))
         elif self._logprobs is not None:
             self._unread += self._logprobs.release()
+
+    def _push_to_reply(self, token: int, reply: Reply) -> None:
+        assert self._detokenizer is not None
+        before = reply.state
+        self._add(self._detokenizer.push(token) or reply.special(token))
+        if State.REASONING in (before, reply.state):
+            self._reasoning_tokens += 1
 
     def _add(self, text: str) -> None:
         self._decoded += len(text)
@@ -174,16 +212,18 @@ class Stream:
             self._send(text)
 
     def _send(self, text: str) -> None:
-        self._texts.append(text)
         self._certain += len(text)
-        self._unread += len(text) if text.isascii() else len(text.encode())
+        if self._reply is not None:
+            self._unread += self._reply.push(text)
+        else:
+            self._texts.append(text)
+            self._unread += len(text) if text.isascii() else len(text.encode())
         if self._logprobs is not None:
             self._unread += self._logprobs.release(self._certain)
 
     def due(self, interval: int) -> bool:
         """Whether a delta should go out now: the first token at once, then every `interval` tokens."""
-        logprobs = self._logprobs is not None and self._logprobs.ready
-        if self._in_flight >= WINDOW or not (self._texts or self._ids or logprobs):
+        if self._in_flight >= WINDOW or not (self._texts or self._ids or self._has_more):
             return False
         return not self._sent_first or self._count >= interval
 
@@ -191,7 +231,12 @@ class Stream:
         """What was gathered since the last delta."""
         ids = pack_ids(self._ids) if self._ids else b""
         logprobs = self._logprobs.take() if self._logprobs is not None else []
-        taken = "".join(self._texts), ids, self._count, logprobs
+        reasoning, calls = "", list[ToolCallDelta]()
+        if self._reply is not None:
+            reasoning, calls = "".join(self._reply.reasoning), self._reply.calls.copy()
+            self._reply.reasoning.clear()
+            self._reply.calls.clear()
+        taken = "".join(self._texts), ids, self._count, logprobs, reasoning, calls
         self._texts.clear()
         self._ids = array("I")
         self._unread = 0
@@ -212,14 +257,20 @@ class Stream:
             rest = self._stops.flush()
             if rest:
                 self._send(rest)
+        if self._reply is not None:
+            self._reply.flush()
         if self._logprobs is not None and not self.stopped:
             self._logprobs.release()
 
     @property
     def has_rest(self) -> bool:
         """Whether anything is still to be sent, whatever the client's credit."""
+        return bool(self._texts or self._ids or self._count or self._has_more)
+
+    @property
+    def _has_more(self) -> bool:
         logprobs = self._logprobs is not None and self._logprobs.ready
-        return bool(self._texts or self._ids or self._count or logprobs)
+        return logprobs or (self._reply is not None and self._reply.has_rest)
 
     def end(
         self,
@@ -245,5 +296,8 @@ class Stream:
             ttft=span(self._began, self._first),
             total=span(self._began, now),
         )
-        usage = Usage(self.prompt_tokens, len(self.tokens), self._cached_tokens)
-        return End(self.ref, outcome, reason, code, message, usage, timing, retry_after, param)
+        usage = Usage(self.prompt_tokens, len(self.tokens), self._cached_tokens, self._reasoning_tokens)
+        if reason == "stop" and self._reply is not None and self._reply.ends_with_calls:
+            reason = "tool_calls"
+        matched = (self._stops.matched if self._stops is not None else None) or ""
+        return End(self.ref, outcome, reason, code, message, usage, timing, retry_after, param, matched)

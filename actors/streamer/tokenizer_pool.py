@@ -20,12 +20,13 @@ import zmq
 from actors.base import Actor, Socket
 from protocol.codec import CodecError, encode, result_codec
 from protocol.errors import INVALID_REQUEST, TOKENIZER_LOST
-from protocol.messages import ActorState, Decode, Decoded, Encode, Encoded, TokenizerResult
+from protocol.messages import ActorState, Decode, Decoded, Encode, Encoded, Grammar, TokenizerResult
 from protocol.sockets import connect_dealer
 
 log = structlog.get_logger()
 
 LONG_JOB = 64 << 10  # bytes; a longer text takes tens of milliseconds
+LONG_GRAMMAR = 4096  # characters; a longer one can take longer than some milliseconds
 MAX_SHORT = 2  # jobs in a worker's hands: one to work on, one to go on with
 MAX_LONG = 1
 POISON = 2  # workers that may die of a text
@@ -42,13 +43,16 @@ class Job:
     ids: bytes | None = None
     add_special_tokens: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    grammar: Grammar | None = None
+    wanted: int = 1  # streams that want it
     deaths: int = 0  # of workers that were at it
     cancelled: bool = False
 
     @property
     def long(self) -> bool:
-        """Whether the worker does it in its lane for long texts."""
-        return self.size > LONG_JOB
+        """Whether the worker does it in its lane for long work. A large grammar may take a second."""
+        return self.size > LONG_JOB or (self.grammar is not None and len(self.grammar.text) > LONG_GRAMMAR)
 
     def message(self, epoch: int, number: int) -> Encode | Decode:
         """The job as a message to the worker of this epoch."""
@@ -62,6 +66,8 @@ class Job:
             self.add_special_tokens,
             self.template_kwargs,
             long=self.long,
+            tools=self.tools,
+            grammar=self.grammar,
         )
 
     def failed(self, code: str, message: str) -> TokenizerResult:
@@ -139,7 +145,10 @@ class TokenizerPool:
         self._dispatch()
 
     def cancel(self, job: Job) -> None:
-        """Nobody wants this job any more: it leaves its lane, and a result that still comes is dropped."""
+        """One stream less wants this job. When none does it leaves its lane, and a late result is dropped."""
+        job.wanted -= 1
+        if job.wanted > 0:
+            return
         job.cancelled = True
         for lane in (self._short, self._long, self._suspects):
             with contextlib.suppress(ValueError):

@@ -4,11 +4,14 @@ Called from the process's main thread and from its thread for long texts; nothin
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
+from actors.grammars import Grammars, InvalidGrammar
 from actors.model_files import ModelFiles
-from actors.tokenizer.chat_template import ChatTemplate
+from actors.tokenizer.chat_template import ChatTemplate, plain_messages
+from actors.tokenizer.message_shape import MessageShape
 from actors.tokenizer.text_tokenizer import load_tokenizer
 from actors.tokenizer.time_limit import TimeLimit, TooSlow
 from protocol.errors import INTERNAL_ERROR, INVALID_REQUEST
@@ -30,7 +33,8 @@ def job_size(job: Encode | Decode) -> int:
     """About how many bytes of text a job is about."""
     if isinstance(job, Decode):
         return len(job.ids)
-    return len(job.text or "") + sum(len(str(message.get("content"))) for message in job.messages or ())
+    texts = len(job.text or "") + sum(len(str(message.get("content"))) for message in job.messages or ())
+    return texts + len(str(job.tools)) + (len(job.grammar.text) if job.grammar is not None else 0)
 
 
 class TextJobs:
@@ -45,6 +49,8 @@ class TextJobs:
         self._tokenizer = load_tokenizer(files.path, trust_remote_code=trust_remote_code)
         template = files.chat_template
         self._template = ChatTemplate(template, files.special_tokens) if template else None
+        self._shape = MessageShape(template or "")
+        self._grammars = Grammars(files, self._tokenizer.backend)
 
     def work(self, job: Encode | Decode, pause: Callable[[], None] | None = None) -> TokenizerResult:
         """Do one job. Never raises: what goes wrong is in the result.
@@ -69,12 +75,16 @@ class TextJobs:
                 return Decoded(job.epoch, job.job, code=INTERNAL_ERROR, message=f"decoding failed: {printable(error)}")
         param = "messages" if job.messages is not None else "prompt"
         try:
+            if job.grammar is not None:
+                self._grammars.check(job.grammar)
             ids = self._encode(job, pause)
             if len(ids) > MAX_RESULT:
                 raise ValueError(
                     f"the text has {len(ids) // 4} tokens; at most {MAX_RESULT // 4} can be handled at once"
                 )
             return Encoded(job.epoch, job.job, ids)
+        except InvalidGrammar as error:
+            return Encoded(job.epoch, job.job, code=INVALID_REQUEST, message=printable(error), param=error.field)
         except ValueError as error:
             return Encoded(job.epoch, job.job, code=INVALID_REQUEST, message=printable(error), param=param)
         except Exception as error:
@@ -82,11 +92,11 @@ class TextJobs:
             return Encoded(job.epoch, job.job, code=INTERNAL_ERROR, message=f"tokenizing failed: {printable(error)}")
 
     def _encode(self, job: Encode, pause: Callable[[], None] | None) -> bytes:
+        if job.messages is None and job.text is None:
+            return b""  # the request brought its ids; only its grammar was to be checked
         text, add_special_tokens = job.text or "", job.add_special_tokens
         if job.messages is not None:
-            if self._template is None:
-                raise ValueError(f"the model {self._model_name} has no chat template; send a prompt to /v1/completions")
-            text, add_special_tokens = self._template.render(job.messages, **job.template_kwargs), False
+            text, add_special_tokens = self._rendered(job, job.messages), False
         if pause is None:
             return pack_ids(self._tokenizer.encode(text, add_special_tokens))
         packed = bytearray()
@@ -94,3 +104,11 @@ class TextJobs:
             packed += pack_ids(ids)
             pause()
         return bytes(packed)
+
+    def _rendered(self, job: Encode, messages: list[dict[str, Any]]) -> str:
+        if self._template is None:
+            raise ValueError(f"the model {self._model_name} has no chat template; send a prompt to /v1/completions")
+        if clash := job.template_kwargs.keys() & {"tools", "messages"}:
+            raise ValueError(f"{min(clash)} can't be given as an option of the chat template")
+        fitting = self._shape.fit(plain_messages(messages), job.tools)
+        return self._template.render(fitting, tools=job.tools or None, **job.template_kwargs)

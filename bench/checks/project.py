@@ -2,6 +2,7 @@
 
 import contextlib
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -72,3 +73,11 @@ def fresh_test(report: Report) -> None:
 def make_check(report: Report) -> None:
     """`make check` is clean."""
     _make(report, ROOT, "check")
+
+
+def text_properties(report: Report) -> None:
+    """Stop strings and pieces of unicode hold for random texts, tokenizations and cuts."""
+    for name in ("test_stop_strings", "test_detokenizer", "test_stream", "test_reply"):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/actors/streamer/{name}.py"]
+        run = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True)
+        report.expect(run.returncode == 0, f"{name} holds", run.stdout[-TAIL:])

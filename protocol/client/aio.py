@@ -13,19 +13,30 @@ from protocol.client.connection import Connection
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
 from protocol.endpoints import find_endpoint, find_successor
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
-from protocol.ids import pack_ids, unpack_ids
+from protocol.ids import pack_ids, unpack_floats, unpack_ids
 from protocol.messages import (
     Accepted,
     CallFailed,
     Cancel,
+    CancelLabel,
+    ClientCall,
     Credit,
     Deltas,
     Detokenize,
     Detokenized,
+    Done,
+    Embed,
+    Embedded,
     End,
+    Forget,
+    Keep,
+    Kept,
     ListModels,
     ModelCard,
     Models,
+    Rank,
+    Ranked,
+    Recall,
     ServerMessage,
     Tokenize,
     Tokenized,
@@ -174,19 +185,41 @@ class AsyncClient:
         **options: Any,
     ) -> AsyncStream:
         """Start a stream from a text, chat messages or token ids; options and errors as in `Client.generate`."""
-        ref = next(self._refs)
-        request = build_generate(ref, prompt=prompt, messages=messages, ids=ids, options=options)
+        return self.generate_choices(1, prompt, messages, ids, **options)[0]
+
+    def generate_choices(
+        self,
+        n: int,
+        prompt: str | None = None,
+        messages: Messages | None = None,
+        ids: Iterable[int] | None = None,
+        **options: Any,
+    ) -> list[AsyncStream]:
+        """Start `n` streams for one prompt, which is computed once; otherwise like `generate`."""
+        refs = [next(self._refs) for _ in range(n)]
+        request = build_generate(
+            refs[0], prompt=prompt, messages=messages, ids=ids, options=options, more_refs=refs[1:]
+        )
         self._connection.send(request)
-        stream = self._streams[ref] = AsyncStream(self, ref, request.label)
-        return stream
+        streams = [AsyncStream(self, ref, request.label) for ref in refs]
+        self._streams.update(zip(refs, streams, strict=True))
+        return streams
 
     async def tokenize(
-        self, text: str | None = None, *, messages: Messages | None = None, add_special_tokens: bool = True
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        add_special_tokens: bool = True,
+        template_kwargs: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
         """Token ids of a text, or of chat messages under the model's template. Raises RequestRejected."""
         if (text is None) == (messages is None):
             raise TypeError("give exactly one of text and messages=")
-        answer = await self._call(Tokenize(next(self._refs), text, messages, add_special_tokens))
+        ref = next(self._refs)
+        call = Tokenize(ref, text, messages, add_special_tokens, template_kwargs or {}, tools or [])
+        answer = await self._call(call)
         assert isinstance(answer, Tokenized)
         return unpack_ids(answer.ids)
 
@@ -201,6 +234,43 @@ class AsyncClient:
         answer = await self._call(ListModels(next(self._refs)))
         assert isinstance(answer, Models)
         return answer.models
+
+    async def cancel_label(self, label: str) -> int:
+        """End all streams with this label, whoever asked for them; returns how many."""
+        answer = await self._call(CancelLabel(next(self._refs), label))
+        assert isinstance(answer, Done)
+        return answer.count
+
+    async def keep(self, key: str, value: bytes) -> None:
+        """Have the server keep a value in memory, for all clients, as long as there is room."""
+        await self._call(Keep(next(self._refs), key, value))
+
+    async def recall(self, key: str) -> bytes | None:
+        """What is kept under a key; None when nothing is (any more)."""
+        answer = await self._call(Recall(next(self._refs), key))
+        assert isinstance(answer, Kept)
+        return answer.value
+
+    async def forget(self, key: str) -> bool:
+        """Drop what is kept under a key; returns whether there was something."""
+        answer = await self._call(Forget(next(self._refs), key))
+        assert isinstance(answer, Done)
+        return answer.count > 0
+
+    async def embed(
+        self, texts: Iterable[str] = (), *, ids: Iterable[Iterable[int]] = ()
+    ) -> list[tuple[list[float], int]]:
+        """The vector of each text, or of each list of token ids, and how many tokens it has. Raises RequestRejected."""
+        call = Embed(next(self._refs), [*texts], [pack_ids(one) for one in ids])
+        answer = await self._call(call)
+        assert isinstance(answer, Embedded)
+        return list(zip(map(unpack_floats, answer.vectors), answer.counts, strict=True))
+
+    async def rank(self, query: str, documents: Iterable[str], instruction: str = "") -> list[tuple[float, int]]:
+        """How well each document answers the query, 0 to 1, and how many tokens that took. Raises RequestRejected."""
+        answer = await self._call(Rank(next(self._refs), query, [*documents], instruction))
+        assert isinstance(answer, Ranked)
+        return list(zip(answer.scores, answer.counts, strict=True))
 
     def cancel(self, stream: AsyncStream) -> None:
         """Ask the server to end `stream`. Idempotent."""
@@ -217,7 +287,7 @@ class AsyncClient:
         """End every open stream and call with `error`, for a program that knows better that the server is gone."""
         self._end_all(error)
 
-    async def _call(self, message: Tokenize | Detokenize | ListModels) -> ServerMessage:
+    async def _call(self, message: ClientCall) -> ServerMessage:
         future: asyncio.Future[ServerMessage] = self._loop.create_future()
         self._calls[message.ref] = future
         try:
@@ -260,8 +330,8 @@ class AsyncClient:
             case Accepted(ref=ref, prompt_tokens=prompt_tokens):
                 if ref in self._streams:
                     self._streams[ref].prompt_tokens = prompt_tokens
-            case Tokenized(ref=ref) | Detokenized(ref=ref) | Models(ref=ref) | CallFailed(ref=ref):
-                future = self._calls.get(ref)
+            case Tokenized() | Detokenized() | Models() | CallFailed() | Done() | Kept() | Embedded() | Ranked():
+                future = self._calls.get(message.ref)
                 if future is not None and not future.done():
                     future.set_result(message)
 

@@ -9,9 +9,10 @@ import msgspec
 from protocol.codec import CodecError
 from protocol.errors import CANCELLED, CallboardError, RequestFailed, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_ids
-from protocol.messages import Deltas, End, Generate, SamplingParams, TokenLogprobs
+from protocol.messages import Deltas, End, Generate, SamplingParams, TokenLogprobs, ToolCallDelta, ToolChoice
 
 Messages = list[dict[str, Any]]
+_NONE: list[Any] = []
 
 RECONNECT = 30.0  # seconds that a client looks for the successor of a server that it lost
 
@@ -19,13 +20,16 @@ RECONNECT = 30.0  # seconds that a client looks for the successor of a server th
 class Delta(msgspec.Struct, frozen=True):
     """A piece of a stream: `text` and, when asked for, `ids` and `logprobs`; `count` tokens in all.
 
-    `logprobs` are of the tokens whose text begins in this piece.
+    `logprobs` are of the tokens whose text begins in this piece. `reasoning` comes before the text, and `tool_calls`
+    after it; both are only there for a request with `split_reply`.
     """
 
     text: str
     ids: list[int]
     count: int
     logprobs: list[TokenLogprobs] = []
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = []
 
 
 def build_generate(
@@ -35,6 +39,7 @@ def build_generate(
     messages: Messages | None,
     ids: Iterable[int] | None,
     options: dict[str, Any],
+    more_refs: list[int] | None = None,
 ) -> Generate:
     """Make the message of a `generate` call.
 
@@ -53,16 +58,23 @@ def build_generate(
         "timeout",
         "template_kwargs",
         "cache_salt",
+        "tools",
+        "tool_choice",
+        "split_reply",
     }
     unknown = options.keys() - allowed
     if unknown:
         raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
+    choice = options.get("tool_choice")
+    if isinstance(choice, str):
+        options["tool_choice"] = ToolChoice(choice)
     return Generate(
         ref,
         sampling,
         prompt=prompt,
         messages=messages,
         ids=None if ids is None else pack_ids(ids),
+        more_refs=more_refs or [],
         **options,
     )
 
@@ -84,10 +96,12 @@ def _sampling(given: dict[str, Any]) -> SamplingParams:
 
 def split_deltas(message: Deltas) -> Iterable[tuple[int, Delta | End]]:
     """Yield what a `Deltas` message brings for each stream, the pieces before the ends."""
-    logprobs = message.logprobs or repeat(None, len(message.refs))
-    columns = zip(message.refs, message.texts, message.ids, message.counts, logprobs, strict=True)
-    for ref, text, ids, count, tokens in columns:
-        yield ref, Delta(text, unpack_ids(ids) if ids else [], count, tokens or [])
+    logprobs = message.logprobs or repeat(_NONE)
+    reasoning = message.reasoning or repeat("")
+    calls = message.tool_calls or repeat(_NONE)
+    columns = zip(message.refs, message.texts, message.ids, message.counts, logprobs, reasoning, calls, strict=False)
+    for ref, text, ids, count, tokens, thought, called in columns:
+        yield ref, Delta(text, unpack_ids(ids) if ids else [], count, tokens, thought, called)
     for end in message.ends:
         yield end.ref, end
 

@@ -11,19 +11,27 @@ from protocol.client.connection import Connection
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
 from protocol.endpoints import find_endpoint, find_successor
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
-from protocol.ids import pack_ids, unpack_ids
+from protocol.ids import pack_ids, unpack_floats, unpack_ids
 from protocol.messages import (
     Accepted,
     CallFailed,
     Cancel,
+    CancelLabel,
+    ClientCall,
     Credit,
     Deltas,
     Detokenize,
     Detokenized,
+    Done,
+    Embed,
+    Embedded,
     End,
+    Kept,
     ListModels,
     ModelCard,
     Models,
+    Rank,
+    Ranked,
     ServerMessage,
     Tokenize,
     Tokenized,
@@ -118,25 +126,44 @@ class Client:
 
         Options: all of `protocol.messages.SamplingParams` by name (temperature, top_p, top_k, seed, max_tokens,
         logit_bias, logprobs, …; `stop` is a string or several), timeout in seconds, return_ids, return_text,
-        add_special_tokens, label, model, template_kwargs, cache_salt.
+        add_special_tokens, label, model, template_kwargs, cache_salt, tools, tool_choice, split_reply.
         Raises TypeError for other options, CodecError for values that can't be sent, ServerLost.
         """
-        ref = next(self._refs)
-        request = build_generate(ref, prompt=prompt, messages=messages, ids=ids, options=options)
-        stream = Stream(self, ref, request.label, self._credit_every)
+        return self.generate_choices(1, prompt, messages, ids, **options)[0]
+
+    def generate_choices(
+        self,
+        n: int,
+        prompt: str | None = None,
+        messages: Messages | None = None,
+        ids: Iterable[int] | None = None,
+        **options: Any,
+    ) -> list[Stream]:
+        """Start `n` streams for one prompt, which is computed once; otherwise like `generate`."""
+        refs = [next(self._refs) for _ in range(n)]
+        request = build_generate(
+            refs[0], prompt=prompt, messages=messages, ids=ids, options=options, more_refs=refs[1:]
+        )
+        streams = [Stream(self, ref, request.label, self._credit_every) for ref in refs]
         with self._lock:  # so that a loss comes before both or after both
             self._connection.send(request)
-            self._streams[ref] = stream
-        return stream
+            self._streams.update(zip(refs, streams, strict=True))
+        return streams
 
     def tokenize(
-        self, text: str | None = None, *, messages: Messages | None = None, add_special_tokens: bool = True
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        add_special_tokens: bool = True,
+        template_kwargs: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
         """Token ids of a text, or of chat messages under the model's template. Raises RequestRejected."""
         if (text is None) == (messages is None):
             raise TypeError("give exactly one of text and messages=")
         ref = next(self._refs)
-        answer = self._call(Tokenize(ref, text, messages, add_special_tokens))
+        answer = self._call(Tokenize(ref, text, messages, add_special_tokens, template_kwargs or {}, tools or []))
         assert isinstance(answer, Tokenized)
         return unpack_ids(answer.ids)
 
@@ -151,6 +178,25 @@ class Client:
         answer = self._call(ListModels(next(self._refs)))
         assert isinstance(answer, Models)
         return answer.models
+
+    def cancel_label(self, label: str) -> int:
+        """End all streams with this label, whoever asked for them; returns how many."""
+        answer = self._call(CancelLabel(next(self._refs), label))
+        assert isinstance(answer, Done)
+        return answer.count
+
+    def embed(self, texts: Iterable[str] = (), *, ids: Iterable[Iterable[int]] = ()) -> list[tuple[list[float], int]]:
+        """The vector of each text, or of each list of token ids, and how many tokens it has. Raises RequestRejected."""
+        call = Embed(next(self._refs), [*texts], [pack_ids(one) for one in ids])
+        answer = self._call(call)
+        assert isinstance(answer, Embedded)
+        return list(zip(map(unpack_floats, answer.vectors), answer.counts, strict=True))
+
+    def rank(self, query: str, documents: Iterable[str], instruction: str = "") -> list[tuple[float, int]]:
+        """How well each document answers the query, 0 to 1, and how many tokens that took. Raises RequestRejected."""
+        answer = self._call(Rank(next(self._refs), query, [*documents], instruction))
+        assert isinstance(answer, Ranked)
+        return list(zip(answer.scores, answer.counts, strict=True))
 
     def cancel(self, stream: Stream) -> None:
         """Ask the server to end `stream`. Idempotent."""
@@ -171,7 +217,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, message: Tokenize | Detokenize | ListModels) -> ServerMessage:
+    def _call(self, message: ClientCall) -> ServerMessage:
         answers: queue.SimpleQueue[ServerMessage | CallboardError] = queue.SimpleQueue()
         try:
             with self._lock:
@@ -213,9 +259,9 @@ class Client:
                 case Accepted(ref=ref, prompt_tokens=prompt_tokens):
                     if ref in self._streams:
                         self._streams[ref].prompt_tokens = prompt_tokens
-                case Tokenized(ref=ref) | Detokenized(ref=ref) | Models(ref=ref) | CallFailed(ref=ref):
-                    if ref in self._calls:
-                        self._calls[ref].put(message)
+                case Tokenized() | Detokenized() | Models() | CallFailed() | Done() | Kept() | Embedded() | Ranked():
+                    if message.ref in self._calls:
+                        self._calls[message.ref].put(message)
 
     def _on_lost(self, error: CallboardError) -> None:
         with self._lock:

@@ -22,6 +22,7 @@ from server.models.demo import demo_model
 
 VERSION = 1  # grows when anything below changes what is made
 SEED = 0
+MARKS = {"<reponame>": "<think>", "<file_sep>": "</think>"}
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -48,6 +49,29 @@ CONFIG: dict[str, Any] = {
 def tiny_model() -> Path:
     """Folder of the tiny model, made when the cache doesn't hold it yet."""
     return built_once(f"tiny-llama-{VERSION}", make, waiting=lambda: None)
+
+
+def thinker_model() -> Path:
+    """Folder of the tiny model with marks of reasoning: its answers begin inside of it, unless that is switched off."""
+    return built_once(f"tiny-thinker-{VERSION}", make_thinker, waiting=lambda: None)
+
+
+def make_thinker(folder: Path) -> None:
+    """Write that model into `folder`, which exists: two tokens that nobody uses become the marks."""
+    make(folder)
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    for unused, mark in MARKS.items():
+        text = text.replace(json.dumps(unused), json.dumps(mark))
+    tokenizer = json.loads(text)
+    for token in tokenizer["added_tokens"]:
+        token["special"] = token["special"] and token["content"] not in MARKS.values()
+    _write(folder / "tokenizer.json", tokenizer)
+    config = json.loads((folder / "tokenizer_config.json").read_bytes())
+    config.pop("added_tokens_decoder", None)
+    config.pop("additional_special_tokens", None)
+    begin = "{{ '<think>\n\n</think>\n\n' if enable_thinking is false else '<think>\n' }}"
+    config["chat_template"] += "{% if add_generation_prompt %}" + begin + "{% endif %}"
+    _write(folder / "tokenizer_config.json", config)
 
 
 def make(folder: Path) -> None:

@@ -94,6 +94,45 @@ EXAMPLES = [
         ),
     ),
     (report_codec, m.EngineUse(7, True, False)),
+    (
+        client_codec,
+        m.Generate(
+            *(1, m.SamplingParams(grammar=m.Grammar("regex", "a+", "guided_regex"), thinking_budget=5)),
+            messages=[{"role": "user", "content": "hi"}],
+            template_kwargs={"enable_thinking": False},
+            tools=[{"type": "function", "function": {"name": "f"}}],
+            tool_choice=m.ToolChoice("named", "f", False),
+            split_reply=True,
+            more_refs=[2, 3],
+        ),
+    ),
+    (client_codec, m.Tokenize(4, messages=[{"role": "user", "content": "hi"}], template_kwargs={"a": 1}, tools=[{}])),
+    (client_codec, m.CancelLabel(7, "x")),
+    (client_codec, m.Keep(8, "response:x", b"{}")),
+    (client_codec, m.Recall(9, "response:x")),
+    (client_codec, m.Forget(10, "response:x")),
+    (client_codec, m.Embed(11, ["a"], [b"\1\0\0\0"])),
+    (client_codec, m.Rank(12, "q", ["d"], "i")),
+    (server_codec, m.Done(7, 1)),
+    (server_codec, m.Kept(9, None)),
+    (server_codec, m.Embedded(11, [pack_floats([0.5])], [1])),
+    (server_codec, m.Ranked(12, [0.5], [9])),
+    (
+        server_codec,
+        m.Deltas(
+            *([1], ["a"], [b""], [1]),
+            ends=[m.End(1, "finished", "tool_calls", usage=m.Usage(5, 2, 0, 1), stop="x")],
+            reasoning=["hm"],
+            tool_calls=[[m.ToolCallDelta(0, "call_1", "f", "{}")]],
+        ),
+    ),
+    (job_codec, m.Encode(1, 2, "text", tools=[{}], grammar=m.Grammar("json_object"))),
+    (
+        command_codec,
+        m.Submit(*(1, 2, 3, b"\1\0\0\0", 1, 10, 0.0, 1.0, 42), thinking=m.Thinking([1], [2], True), like=2),
+    ),
+    (command_codec, m.Submit(*(1, 2, 3, b"\1\0\0\0", 1, 1, 0.0, 1.0, 0), pool=m.Pool("last", True, [5, 6]))),
+    (step_codec, m.Step(1, 2, [], b"", pooled_rids=[3], pooled=[pack_floats([0.5])])),
 ]
 
 

@@ -22,6 +22,7 @@ from protocol.messages import (
     Pong,
     Timing,
     TokenLogprobs,
+    ToolCallDelta,
     Usage,
     Welcome,
 )
@@ -50,6 +51,12 @@ class FakeStream:
         for text in texts:
             self.credit -= 1
             self.streamer.send(self.identity, Deltas([self.ref], [text], [b""], [1]))
+
+    def piece(self, text: str = "", reasoning: str = "", *calls: ToolCallDelta) -> None:
+        """Send one delta of a reply that is split."""
+        self.credit -= 1
+        deltas = Deltas([self.ref], [text], [b""], [1], reasoning=[reasoning], tool_calls=[[*calls]])
+        self.streamer.send(self.identity, deltas)
 
     def tokens(self, text: str, *tokens: TokenLogprobs) -> None:
         """Send one delta with log-probabilities."""
@@ -107,9 +114,11 @@ class FakeStreamer(FakeRouter):
             case Ping(seq=seq):
                 self.send(identity, Pong(seq, self.incarnation))
             case Generate():
-                stream = FakeStream(self, identity, message)
-                self.streams.append(stream)
-                self.on_generate(stream)
+                for ref in (message.ref, *message.more_refs):
+                    stream = FakeStream(self, identity, message)
+                    stream.ref = ref
+                    self.streams.append(stream)
+                    self.on_generate(stream)
             case Cancel(ref=ref):
                 for stream in self._streams_of(identity, [ref]):
                     if not stream.ended:

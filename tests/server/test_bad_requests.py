@@ -213,10 +213,10 @@ def test_unsupported_options(worker: HttpWorker, path: str, table: dict[str, tup
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 2},
         {"n": True},
-        {"response_format": {"type": "json_object"}},
-        {"tools": [{"type": "function"}]},
+        {"n": 0},
+        {"n": 65},
+        {"tools": "get_weather"},
         {"tool_choice": "required"},
         {"functions": [{}]},
         {"best_of": 2},

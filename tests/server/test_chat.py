@@ -36,6 +36,7 @@ def test_whole_answer(worker: HttpWorker) -> None:
         "completion_tokens": 3,
         "total_tokens": 8,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

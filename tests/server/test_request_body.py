@@ -13,22 +13,27 @@ from server.chat import parse_chat
 from server.completions import parse_completion
 from server.errors import MAX_MESSAGE, ApiError
 from server.generation import Generation
+from server.messages import parse_message
 from server.request_body import check_depth
+from server.responses import parse_response
 from server.schemas import ChatRequest, CompletionRequest
+from server.schemas_messages import MessagesRequest
+from server.schemas_responses import ResponsesRequest
 from server.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters())
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
 messages = st.lists(st.fixed_dictionaries({"role": values, "content": values}) | values, max_size=3)
-fields = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *CHAT_UNSUPPORTED})
+requests = (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest)
+fields = sorted({*CHAT_UNSUPPORTED, *(name for kind in requests for name in kind.__struct_fields__)})
 bodies = st.dictionaries(st.sampled_from(fields), values, max_size=4)
 
 
 def parse(body: bytes) -> list[Generation | ApiError]:
     results: list[Generation | ApiError] = []
-    for parser in (parse_chat, parse_completion):
+    for parser in (parse_chat, parse_completion, parse_response, parse_message):
         try:
-            results.append(parser(body, "m")[1])
+            results.append(parser(body, "m", "id")[1])
         except ApiError as error:
             results.append(error)
     return results
@@ -44,7 +49,7 @@ def test_any_bytes(body: bytes) -> None:
 
 @given(bodies, messages, values)
 def test_any_values(body: dict[str, Any], some_messages: list[Any], prompt: Any) -> None:
-    filled = {"messages": some_messages, "prompt": prompt} | body
+    filled = {"messages": some_messages, "prompt": prompt, "input": prompt, "max_tokens": 5} | body
     for result in parse(json.dumps(filled).encode()):
         if isinstance(result, ApiError):
             assert result.status == 400
@@ -52,7 +57,7 @@ def test_any_values(body: dict[str, Any], some_messages: list[Any], prompt: Any)
             json.loads(result.body())
         else:
             assert encode(result.params)
-            assert result.prompts
+            assert result.prompts or result.prepare is not None
 
 
 @pytest.mark.parametrize("depth", [1, MAX_DEPTH, MAX_DEPTH + 1, 900])
@@ -74,6 +79,6 @@ def test_supported_options_are_not_called_unsupported() -> None:
 
 def test_long_quotes_are_cut() -> None:
     body = {"messages": [{"role": "user", "content": [{"type": "x" * 100_000}]}]}
-    error, _ = parse(json.dumps(body).encode())
+    error, *_ = parse(json.dumps(body).encode())
     assert isinstance(error, ApiError)
     assert len(error.body()) < 3000

@@ -10,7 +10,8 @@ from http_worker import HttpWorker, chat, events, post, read_until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.messages import Deltas, End
+from protocol import Delta
+from protocol.messages import Deltas, End, TokenLogprobs
 from server.chat import ChatAnswer
 from server.completions import CompletionAnswer
 from server.sse import encode_json
@@ -197,7 +198,7 @@ def test_connections_that_only_connect_disturb_nobody(worker: HttpWorker) -> Non
 
 @given(st.text())
 def test_text_is_framed_as_the_struct_would_be(text: str) -> None:
-    for answer in (ChatAnswer("m", True), CompletionAnswer("m", False)):
+    for answer in (ChatAnswer("i", "m", True, True), CompletionAnswer("i", "m", False)):
         before, after = answer.around_text(3)
         data = before + encode_json(text) + after
         assert data.count(b"\n") == 2
@@ -205,7 +206,7 @@ def test_text_is_framed_as_the_struct_would_be(text: str) -> None:
         choice = chunk["choices"][0]
         assert choice["index"] == 3
         assert (choice["delta"]["content"] if "delta" in choice else choice["text"]) == text
-        (with_logprobs,) = events(answer.text(3, text, []).decode())
+        (with_logprobs,) = events(answer.piece(3, Delta(text, [], 1, [TokenLogprobs(5, -1.0)])).decode())
         assert with_logprobs["choices"][0].pop("logprobs") is not None
         assert choice.pop("logprobs") is None
         assert with_logprobs == chunk

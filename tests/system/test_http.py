@@ -94,7 +94,7 @@ def test_default_values_of_unsupported_options_are_accepted(server: RunningServe
 
 
 def test_a_known_option_that_is_not_served_is_named(server: RunningServer):
-    for name, value in {"n": 2, "best_of": 2, "allowed_token_ids": [5]}.items():
+    for name, value in {"best_of": 2, "allowed_token_ids": [5]}.items():
         answer = post(server.url + CHAT, chat("a", max_tokens=2, **{name: value}))
         assert answer.status == 400
         assert name in answer.error["message"]

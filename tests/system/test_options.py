@@ -130,7 +130,9 @@ def complete(server: RunningServer, **options: Any) -> dict[str, Any]:
 
 
 def test_every_option_gives_the_same_over_http_and_zmq(server: RunningServer, client: Client):
-    assert EVERY.keys() | {"logit_bias", "logprobs"} == set(SamplingParams.__struct_fields__)
+    assert EVERY.keys() | {"logit_bias", "logprobs", "grammar", "thinking_budget"} == set(
+        SamplingParams.__struct_fields__
+    )
     choice = complete(server, **EVERY, logit_bias={"9": -100, "1000": 5})
     stream = client.generate(ids=PROMPT, **EVERY, logit_bias={9: -100.0, 1000: 5.0})
     assert stream.text() == choice["text"] != ""

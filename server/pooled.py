@@ -1,0 +1,92 @@
+"""`/v1/embeddings`, as OpenAI has it, and `/v1/rerank`, as Cohere, Jina and vLLM have it.
+
+For servers that were started for it; others answer 400.
+"""
+
+import base64
+import math
+import secrets
+from typing import Any
+
+from protocol.ids import pack_floats
+from server.backend import Backend
+from server.completions import prompts_of
+from server.errors import invalid
+from server.request_body import decode_request
+from server.schemas_calls import (
+    EmbeddingBody,
+    EmbeddingsBody,
+    EmbeddingsRequest,
+    PooledUsage,
+    RerankBody,
+    RerankDocument,
+    RerankRequest,
+    RerankResult,
+)
+
+MAX_TEXTS = 2048
+
+
+async def embeddings(body: bytes, backend: Backend) -> EmbeddingsBody:
+    """`POST /v1/embeddings`. Raises ApiError, and what the client raises."""
+    asked = decode_request(body, EmbeddingsRequest, {})
+    backend.check_model(asked.model)
+    if asked.encoding_format not in (None, "float", "base64"):
+        text = f"encoding_format must be float or base64, not {asked.encoding_format!r}"
+        raise invalid(text, "encoding_format")
+    prompts = prompts_of(asked.input, "input", MAX_TEXTS)
+    client = backend.client()
+    if "prompt" in prompts[0]:
+        found = await client.embed([one["prompt"] for one in prompts])
+    else:
+        found = await client.embed(ids=[one["ids"] for one in prompts])
+    width = len(found[0][0])
+    if asked.dimensions is not None and asked.dimensions > width:
+        raise invalid(f"dimensions must be at most {width}, not {asked.dimensions}", "dimensions")
+    vectors = [_shortened(vector, asked.dimensions) for vector, _ in found]
+    as_text = asked.encoding_format == "base64"
+    data = [EmbeddingBody(i, _base64(vector) if as_text else vector) for i, vector in enumerate(vectors)]
+    return EmbeddingsBody(data, backend.model, _usage([count for _, count in found]))
+
+
+async def rerank(body: bytes, backend: Backend) -> RerankBody:
+    """`POST /v1/rerank`. Raises ApiError, and what the client raises."""
+    asked = decode_request(body, RerankRequest, {})
+    backend.check_model(asked.model)
+    if not asked.documents:
+        raise invalid("documents must not be empty", "documents")
+    if len(asked.documents) > MAX_TEXTS:
+        raise invalid(f"a request may have {MAX_TEXTS} documents, not {len(asked.documents)}", "documents")
+    documents = [_text(document, i) for i, document in enumerate(asked.documents)]
+    found = await backend.client().rank(asked.query, documents, asked.instruction or "")
+    best = sorted(range(len(found)), key=lambda i: (-found[i][0], i))[: asked.top_n]
+    results = [RerankResult(i, found[i][0]) for i in best]
+    if asked.return_documents:
+        for result in results:
+            result.document = RerankDocument(documents[result.index])
+    usage = _usage([count for _, count in found])
+    return RerankBody(f"rerank-{secrets.token_hex(16)}", backend.model, usage, results)
+
+
+def _text(document: Any, index: int) -> str:
+    text = document.get("text") if isinstance(document, dict) else document
+    if not isinstance(text, str):
+        raise invalid(f"documents[{index}].text must be a string", f"documents[{index}].text")
+    return text
+
+
+def _shortened(vector: list[float], width: int | None) -> list[float]:
+    """The first `width` numbers, again of unit length."""
+    if width is None or width == len(vector):
+        return vector
+    kept = vector[:width]
+    length = math.sqrt(sum(value * value for value in kept)) or 1.0
+    return [value / length for value in kept]
+
+
+def _base64(vector: list[float]) -> str:
+    return base64.b64encode(pack_floats(vector)).decode()
+
+
+def _usage(counts: list[int]) -> PooledUsage:
+    return PooledUsage(sum(counts), sum(counts))

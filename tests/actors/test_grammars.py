@@ -1,0 +1,133 @@
+"""Grammars: what is refused and how, and what a row may generate under one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from actors.engine.constraint import Constraint
+from actors.grammars import Grammars, InvalidGrammar
+from actors.model_files import read_model_files
+from actors.tokenizer.text_tokenizer import load_tokenizer
+from protocol.messages import Grammar, Thinking
+
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path):
+    return load_tokenizer(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def grammars(tiny_model: Path, tokenizer):
+    return Grammars(read_model_files(tiny_model), tokenizer.backend)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "named"),
+    [
+        ("json", '{"not": {"type": "string"}}', "not"),
+        ("json", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json", '{"if": {}, "then": {}}', "if"),
+        ("json", '{"type": "string", "format": "zip"}', "zip"),
+        ("json", '{"$ref": "http://127.0.0.1/x"}', "not present"),
+        ("json", '{"type": "nothing"}', "nothing"),
+        ("json", "[1]", "object"),
+        ("json", "{", "not valid JSON"),
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("regex", r"(a)\1", "backreferences"),
+        ("choice", "[]", "choices"),
+        ("choice", '["a", 1]', "texts"),
+        ("grammar", "start: missing", "missing"),
+    ],
+)
+def test_what_is_not_supported_is_named(grammars, kind, text, named):
+    with pytest.raises(InvalidGrammar) as caught:
+        grammars.check(Grammar(kind, text, "the_field"))
+    assert caught.value.field == "the_field"
+    assert named in str(caught.value)
+    assert str(caught.value).startswith("the_field")
+
+
+def test_a_grammar_that_is_too_large_is_refused(grammars):
+    schema: dict = {"type": "string"}
+    for _ in range(14):
+        schema = {"type": "object", "properties": {"a": schema, "b": schema}}
+    with pytest.raises(InvalidGrammar, match="large"):
+        grammars.check(Grammar("json", json.dumps(schema), "f"))
+
+
+def follow(grammars, tokenizer, grammar: Grammar, text: str) -> bool:
+    """Whether `text` and then the end are allowed."""
+    constraint = Constraint(grammars.matcher(grammar))
+    for token in [*tokenizer.encode(text, add_special_tokens=False), EOS]:
+        mask = constraint.matcher.compute_bitmask()
+        if not mask[token // 8] >> token % 8 & 1:
+            return False
+        constraint.consume([token])
+    return not constraint.error
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        (Grammar("json_object"), '{"a": 1}', "[1]"),
+        (Grammar("json", '{"type": "integer"}'), "42", "4.2"),
+        (Grammar("json_line", '{"type": "array", "items": {"type": "integer"}}'), "[1, 2]", "[1,2]"),
+        (Grammar("regex", r"\d{3}-\d{4}"), "555-1234", "55-1234"),
+        (Grammar("choice", '["red", "dark \\"red\\""]'), 'dark "red"', "dark"),
+        (Grammar("grammar", 'start: "a" "b"+'), "abbb", "a"),
+        (Grammar("grammar", 'root ::= "yes" | "no"'), "no", "maybe"),
+    ],
+)
+def test_every_kind(grammars, tokenizer, grammar, good, bad):
+    grammars.check(grammar)
+    assert follow(grammars, tokenizer, grammar, good)
+    assert not follow(grammars, tokenizer, grammar, bad)
+
+
+def test_a_grammar_begins_behind_the_reasoning(grammars, tokenizer):
+    matcher = grammars.matcher(Grammar("choice", '["yes"]'))
+    constraint = Constraint(matcher, Thinking([7], [8, 9]))
+    assert constraint.asks_grammar
+    assert constraint.also == 7
+    constraint.consume([7])
+    assert not constraint.asks_grammar
+    constraint.consume([100, 8, 100, 8])
+    assert not constraint.asks_grammar
+    constraint.consume([9])
+    assert constraint.asks_grammar
+    constraint.consume([*tokenizer.encode("yes", add_special_tokens=False), EOS])
+    assert constraint.error == ""
+
+
+def test_a_budget_ends_the_reasoning():
+    constraint = Constraint(None, Thinking([7], [8, 9], open=True), budget=2)
+    assert constraint.only is None
+    constraint.consume([100])
+    assert constraint.only is None
+    constraint.consume([100])
+    assert constraint.only == 8
+    constraint.consume([8])
+    assert constraint.only == 9
+    constraint.consume([9])
+    assert constraint.only is None
+
+
+def test_no_budget_is_no_reasoning():
+    assert Constraint(None, Thinking([7], [8], open=True), budget=0).only == 8
+    assert Constraint(None, Thinking([7], [8]), budget=0).also is None
+
+
+def test_replaying_gives_the_same_mask(grammars, tokenizer):
+    grammar = Grammar("json", '{"type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "required": ["a"]}')
+    ids = tokenizer.encode('{"a": "', add_special_tokens=False)
+    stepped, replayed = Constraint(grammars.matcher(grammar)), Constraint(grammars.matcher(grammar))
+    for token in ids:
+        stepped.matcher.compute_bitmask()
+        stepped.consume([token])
+    replayed.consume(ids)
+    assert stepped.matcher.compute_bitmask() == replayed.matcher.compute_bitmask()
+    assert stepped.consumed == replayed.consumed == len(ids)

@@ -1,0 +1,25 @@
+"""Structured output in the batch, and the API description, against real servers."""
+
+import pytest
+
+from bench.checks import fuzz, structured
+from bench.checks.report import Report
+from bench.harness import RunningServer
+
+
+@pytest.mark.timeout(120)
+def test_twenty_schemas_on_the_demo_model(demo_server: RunningServer, report: Report):
+    structured.schema_outputs(report, demo_server, 20, 90)
+    assert report.failures == []
+
+
+@pytest.mark.timeout(120)
+def test_rows_with_every_mix_of_options(server: RunningServer, report: Report):
+    structured.mixed_options(report, server, 16, 24, 0.0)
+    assert report.failures == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_request_breaks_the_server(server: RunningServer, report: Report):
+    fuzz.schemathesis_finds_nothing(report, server, 8)
+    assert report.failures == []
