@@ -127,7 +127,7 @@ class DecodeBatch:
                     room = max(group.room, rounded_room(longest + MARGIN))
                     # Not for all at once, unless that is little: those to come may be of another length, and go
                     # elsewhere.
-                    little = SMALL_BATCH // 2 // self._size(room)
+                    little = SMALL_BATCH // 2 // self._size(room) if self._size(room) <= SMALL_ROW else 0
                     spare = min(expected, max(3 * max(rows, len(self)), little), RESERVED // self._size(room))
                     if len(group):
                         spare = max(spare, len(group))  # it is copied: seldom

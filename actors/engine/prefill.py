@@ -182,8 +182,10 @@ class Prefill:
     def _forward(self, ids: Ids, caches: list[Cache]) -> Iterator[None]:
         # Several rows fill the device with fewer tokens of each, and what lies between the layers stays in cache.
         rows, total = ids.shape
-        tokens = min(max(self._forward_tokens * FULL_FORWARDS // rows, 32), self._forward_tokens * 3 // 8)
-        tokens = -(-total // -(-total // tokens))  # forwards of one size
+        tokens = total  # what is padded is masked rightly in the first forward alone, of states that are recurrent
+        if self._model.plain_caches:
+            tokens = min(max(self._forward_tokens * FULL_FORWARDS // rows, 32), self._forward_tokens * 3 // 8)
+            tokens = -(-total // -(-total // tokens))  # forwards of one size
         start = 0
         while start < total:
             # Not one token of several rows at the end: mlx-lm's batched windows take that for a decode step.

@@ -120,15 +120,14 @@ def test_a_small_batch_is_copied_at_once_and_seldom(model: Model) -> None:
 def test_slots_are_made_for_rows_on_their_way(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Rows(model, 6)
     rows.join(1, expected=100)
-    assert rows.slots == 7 + 100  # little
-    monkeypatch.setattr(batch, "SMALL_BATCH", 0)
-    rows = Rows(model, 6)
-    rows.join(1, expected=100)
-    assert rows.slots < 7 + 100
-    monkeypatch.undo()
+    assert rows.slots == 7 + 21
     rows = Rows(model, 1)
     rows.join(1, expected=3)
     assert rows.slots == 2 + 3
+    monkeypatch.setattr(batch, "SMALL_ROW", 1 << 30)  # for all of them at once, where that is little
+    rows = Rows(model, 6)
+    rows.join(1, expected=100)
+    assert rows.slots == 7 + 100
 
 
 @pytest.mark.usefixtures("in_pieces")
