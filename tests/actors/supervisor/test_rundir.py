@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -13,8 +14,11 @@ print(d.path, flush=True); sys.stdin.read()"
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path, monkeypatch):
-    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
+def _home(monkeypatch):
+    # Directly below the temporary folder: socket paths must be short.
+    with tempfile.TemporaryDirectory(prefix="cb-") as home:
+        monkeypatch.setenv("CALLBOARD_HOME", home)
+        yield
 
 
 def hold(name):
