@@ -40,7 +40,7 @@ def test_streams_go_on_when_the_directory_goes_or_is_shared(tiny_model: Path, re
 
 @pytest.mark.timeout(180)
 def test_a_kill_while_writing_leaves_nothing_wrong(tiny_model: Path, report: Report) -> None:
-    prefixes.kills(report, tiny_model, rounds=1, requests=8)
+    prefixes.kills(report, tiny_model, rounds=1, requests=4)
     passed(report)
 
 
