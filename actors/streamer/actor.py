@@ -32,7 +32,7 @@ from actors.streamer.recovery import POISON, Recovery
 from actors.streamer.reply import Reply
 from actors.streamer.requests import find_fault
 from actors.streamer.stream import MAX_UNREAD, WINDOW, Phase, Stream
-from actors.streamer.tokenizer_pool import Job, TokenizerPool
+from actors.streamer.tokenizer_pool import Job, TokenizerPool, text_size
 from actors.streamer.warm_prompts import WarmPrompt, read_warm_prompts
 from actors.trail import read_trail
 from protocol import errors
@@ -238,7 +238,7 @@ class StreamerActor(Actor):
                 )
                 self._engine.submit(submit)
 
-        size = len(prompt.prompt or "") + sum(len(str(m.get("content"))) for m in prompt.messages or ())
+        size = text_size(prompt.prompt, prompt.messages)
         self._tokenizers.submit(Job(size, done, prompt.prompt, prompt.messages, template_kwargs=prompt.template_kwargs))
 
     def _follow_engine(self, state: SystemState) -> None:
@@ -395,7 +395,7 @@ class StreamerActor(Actor):
             self._encoded(rids, request, Encoded(0, 0, request.ids))
             return
         job = Job(
-            size=len(request.prompt or "") + sum(len(str(m.get("content"))) for m in request.messages or ()),
+            size=text_size(request.prompt, request.messages),
             done=partial(self._encoded, rids, request),
             text=request.prompt,
             messages=request.messages,

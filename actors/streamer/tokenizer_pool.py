@@ -9,7 +9,7 @@ them is then tried on a worker that has nothing else, and one that two workers d
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -75,6 +75,11 @@ class Job:
         if self.ids is not None:
             return Decoded(0, 0, code=code, message=message)
         return Encoded(0, 0, code=code, message=message)
+
+
+def text_size(text: str | None, messages: Sequence[Mapping[str, Any]] | None) -> int:
+    """About how long a prompt or chat is, in characters: the `size` of its job."""
+    return len(text or "") + sum(len(str(message.get("content"))) for message in messages or ())
 
 
 @dataclass(eq=False)
