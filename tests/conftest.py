@@ -1,14 +1,22 @@
 """What every test may ask for: the real demo model, the tiny model, and a Callboard home of its own."""
 
 import importlib.util
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from server.models.resolve import resolve_model
+
+# Property tests try the same examples in every run, so that a change is judged by itself;
+# `HYPOTHESIS_PROFILE=random make test` looks for new ones.
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
 @pytest.fixture(scope="session")

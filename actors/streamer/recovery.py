@@ -185,6 +185,8 @@ class Recovery:
         unknown.sort(key=lambda rid: self._entries[rid].priority)
         taken = sum(entry.sent for entry in self._entries.values()) - len(unknown)
         free = max(self._seats - taken, 0)
+        if not suspects and not free:
+            free = len(unknown)  # somebody is to blame: seats are an estimate, and a row can kill before it has one
         suspects += unknown[:free]
         for rid in unknown[free:]:
             self._entries[rid].tried = False  # it never ran: as good as new

@@ -180,6 +180,22 @@ def test_streams_that_had_no_seat_are_no_suspects_and_wait_for_those():
     assert step(recovery, 3) == [4, 5]
 
 
+def test_a_row_that_kills_while_it_waits_for_a_seat_is_found_without_a_trail():
+    recovery = started(1, 2, 3, seats=1)
+    recovery.admitted([1])
+    step(recovery, 1)
+    recovery.engine_down()
+    recovery.engine_up()
+    assert recovery.due() == [1]
+    assert step(recovery, 1) == [2]
+    assert recovery.engine_down() == []
+    recovery.engine_up()
+    assert recovery.due() == [1]
+    assert step(recovery, 1) == [3]
+    assert step(recovery, 3) == [2]
+    assert recovery.engine_down() == [2]
+
+
 def test_the_trail_of_the_engine_tells_the_suspects_from_those_that_waited():
     recovery = started(1, 2, 3, 4)
     recovery.admitted([1, 2, 3, 4])
