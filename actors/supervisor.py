@@ -20,6 +20,7 @@ import zmq
 from actors.blas import blas_environment
 from actors.child import Child, describe_exit
 from actors.config import CastConfig, write_config
+from actors.footprint import Footprint, footprint
 from actors.rundir import RunDirectory
 from actors.supervision import LONGEST_DELAY, PROBE_INTERVAL, Action, GiveUp, Kill, Slot, Start, Supervision
 from actors.trail import trail_path
@@ -29,6 +30,7 @@ from protocol.endpoints import ServerRecord, ipc_endpoint
 from protocol.messages import (
     PROTOCOL_VERSION,
     ActorReport,
+    ActorState,
     Alive,
     Drain,
     EngineUse,
@@ -44,6 +46,7 @@ from protocol.sockets import bind_router
 log = structlog.get_logger()
 
 SLEPT = 10.0  # a gap of so many seconds in this loop means that the machine slept
+FOOTPRINT_INTERVAL = 2.0  # seconds
 STREAMER_TIME = 1.5  # seconds the streamer has to end its streams
 OTHERS_TIME = 2.0  # seconds all others have to leave
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -99,6 +102,9 @@ class Supervisor:
         self._drain_seq = 0
         self._signals = 0
         self._replace_engine = False
+        self._started = time.time()
+        self._next_footprint = 0.0
+        self._own = Footprint(0, 0.0)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def run(self) -> int:
@@ -292,6 +298,12 @@ class Supervisor:
             if slot.state == "ready":
                 slot.asked = slot.asked or now
                 self._order(slot, Probe(self._probes))
+        if now >= self._next_footprint:
+            self._next_footprint = now + FOOTPRINT_INTERVAL
+            self._own = footprint(os.getpid())
+            for slot in self._table.slots:
+                if slot.pid:
+                    slot.memory, slot.cpu = footprint(slot.pid)
         self._show_http_workers()
 
     def _show_http_workers(self) -> None:
@@ -305,7 +317,18 @@ class Supervisor:
         status = "failed" if self._failed else self._phase.value
         if status == Phase.SERVING.value and not table.all_ready():
             status = "degraded"
-        return SystemState(status, self._config.model_name, table.states(), table.engine, table.card, self._failed)
+        me = ActorState("supervisor", "supervisor", 0, os.getpid(), "ready", 0, "", *self._own)
+        return SystemState(
+            status,
+            self._config.model_name,
+            table.states(),
+            table.engine,
+            table.card,
+            self._failed,
+            table.http(),
+            me,
+            self._started,
+        )
 
     def _broadcast(self) -> None:
         state = self._state()

@@ -20,6 +20,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from protocol.figures import Counts, LiveStream, Sample
 from protocol.ids import unpack_floats, unpack_ids
 
 PROTOCOL_VERSION = 1
@@ -290,6 +291,22 @@ class Rank(Struct, frozen=True, array_like=True, tag=14):
     instruction: str = ""
 
 
+class AskFigures(Struct, frozen=True, array_like=True, tag=17):
+    """Ask what the streamer counts: `streams` of the open streams at most, and the samples after `since` (Unix seconds;
+    None asks for no samples). Answered by `Figures`."""
+
+    ref: int
+    streams: int = 0
+    since: float | None = None
+
+
+class CancelStream(Struct, frozen=True, array_like=True, tag=18):
+    """End the stream `rid`, whoever asked for it. Answered by `Done` with 0 when it is gone."""
+
+    ref: int
+    rid: int
+
+
 # -- streamer -> client ------------------------------------------------------------------------------
 
 
@@ -425,6 +442,18 @@ class Ranked(Struct, frozen=True, array_like=True, tag=33):
     ref: int
     scores: list[float]
     counts: list[int]
+
+
+class Figures(Struct, frozen=True, array_like=True, tag=37):
+    """Answer to `AskFigures`. `phases` counts the open streams; `engine` is of the last step."""
+
+    ref: int
+    counts: Counts = field(default_factory=Counts)
+    engine: "EngineStats" = field(default_factory=lambda: EngineStats())
+    phases: dict[str, int] = {}
+    connections: int = 0
+    streams: list[LiveStream] = []
+    samples: list[Sample] = []
 
 
 # -- streamer <-> tokenizer --------------------------------------------------------------------------
@@ -628,7 +657,8 @@ class StartFailed(Struct, frozen=True, array_like=True, tag=81):
 
 
 class Alive(Struct, frozen=True, array_like=True, tag=82):
-    """Answer of an actor's main loop to `Probe`. `streams` counts open streams (streamer, HTTP worker)."""
+    """Answer of an actor's main loop to `Probe`. `streams` counts open streams (streamer, HTTP worker), `http` the
+    requests an HTTP worker has answered, by `METHOD PATH STATUS`."""
 
     role: str
     index: int
@@ -636,6 +666,7 @@ class Alive(Struct, frozen=True, array_like=True, tag=82):
     seq: int
     streams: int = 0
     stats: EngineStats | None = None
+    http: dict[str, int] = {}
 
 
 class Probe(Struct, frozen=True, array_like=True, tag=83):
@@ -645,7 +676,11 @@ class Probe(Struct, frozen=True, array_like=True, tag=83):
 
 
 class ActorState(Struct, frozen=True, array_like=True):
-    """One actor as the supervisor sees it. `state` is starting, ready, stopping or dead."""
+    """One actor as the supervisor sees it. `state` is starting, ready, stopping or dead.
+
+    `memory` (bytes) and `cpu` (seconds) are of the process; `restarts` counts its predecessors, `crashes` those of them
+    that were not replaced on demand.
+    """
 
     name: str
     role: str
@@ -654,11 +689,16 @@ class ActorState(Struct, frozen=True, array_like=True):
     state: str
     epoch: int
     endpoint: str = ""
+    memory: int = 0
+    cpu: float = 0.0
+    restarts: int = 0
+    crashes: int = 0
 
 
 class SystemState(Struct, frozen=True, array_like=True, tag=84):
     """The system as the supervisor sees it, sent to every actor on each change and to HTTP workers on each
-    heartbeat. `status` is loading, ok, degraded, draining or failed; `message` says why it failed."""
+    heartbeat. `status` is loading, ok, degraded, draining or failed; `message` says why it failed. `http` sums what all
+    HTTP workers have answered, by `METHOD PATH STATUS`. `started` is in Unix seconds."""
 
     status: str
     model: str
@@ -666,6 +706,9 @@ class SystemState(Struct, frozen=True, array_like=True, tag=84):
     engine: EngineStats = field(default_factory=EngineStats)
     card: ModelCard | None = None
     message: str = ""
+    http: dict[str, int] = {}
+    supervisor: ActorState | None = None
+    started: float = 0.0
 
 
 class Drain(Struct, frozen=True, array_like=True, tag=85):
@@ -690,9 +733,10 @@ class EngineUse(Struct, frozen=True, array_like=True, tag=87):
     suspects: bool
 
 
-ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank
+Watch = AskFigures | CancelStream
+ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank | Watch
 ClientMessage = Hello | Ping | Generate | Cancel | Credit | ClientCall
-CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept | Embedded | Ranked
+CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept | Embedded | Ranked | Figures
 ServerMessage = Welcome | Refused | Pong | Accepted | Deltas | CallAnswer
 TokenizerJob = Encode | Decode
 TokenizerResult = Encoded | Decoded

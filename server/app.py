@@ -15,6 +15,7 @@ from server.endpoints import GenerateEndpoint
 from server.errors import ApiError, on_api_error, on_http_exception, on_unexpected
 from server.health import HealthEndpoints
 from server.messages import count_tokens, parse_message
+from server.metrics import MetricsEndpoint
 from server.openapi import describe
 from server.options import HttpOptions
 from server.pooled import embeddings, rerank
@@ -24,10 +25,9 @@ from server.responses import ResponseEndpoints, parse_response
 
 def make_app(backend: Backend, options: HttpOptions) -> Starlette:
     """The app, serving what `backend` connects to."""
-    health = HealthEndpoints(backend)
-    kept = ResponseEndpoints(backend)
+    routes = _routes(backend, options)
     # CORS stands inside the log, so that a preflight is logged too, and outside all that may fail.
-    middleware = [Middleware(RequestLog)]
+    middleware = [Middleware(RequestLog, backend.answered, [route.path for route in routes])]
     if options.allow_origins:
         middleware.append(
             Middleware(
@@ -41,37 +41,44 @@ def make_app(backend: Backend, options: HttpOptions) -> Starlette:
     if options.api_keys:
         middleware.append(Middleware(ApiKeys, keys=options.api_keys))
     app = Starlette(
-        routes=[
-            *(
-                Route(path, GenerateEndpoint(backend, options, parse), methods=["POST"])
-                for path, parse in (
-                    ("/v1/chat/completions", parse_chat),
-                    ("/v1/completions", parse_completion),
-                    ("/v1/responses", parse_response),
-                    ("/v1/messages", parse_message),
-                )
-            ),
-            *(
-                Route(path, JsonCall(backend, options, work), methods=["POST"])
-                for path, work in (
-                    ("/v1/messages/count_tokens", count_tokens),
-                    ("/tokenize", tokenize),
-                    ("/detokenize", detokenize),
-                    ("/v1/embeddings", embeddings),
-                    ("/v1/rerank", rerank),
-                )
-            ),
-            Route("/v1/responses/{id}", kept.get, methods=["GET"]),
-            Route("/v1/responses/{id}", kept.delete, methods=["DELETE"]),
-            Route("/v1/requests/{id}/cancel", cancel_request(backend), methods=["POST"]),
-            Route("/openapi.json", describe),
-            Route("/v1/models", health.models),
-            Route("/v1/models/{name:path}", health.model),
-            Route("/ready", health.ready),
-            Route("/health", health.health),
-        ],
+        routes=routes,
         middleware=middleware,
         exception_handlers={ApiError: on_api_error, HTTPException: on_http_exception, Exception: on_unexpected},
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _routes(backend: Backend, options: HttpOptions) -> list[Route]:
+    health = HealthEndpoints(backend)
+    kept = ResponseEndpoints(backend)
+    return [
+        *(
+            Route(path, GenerateEndpoint(backend, options, parse), methods=["POST"])
+            for path, parse in (
+                ("/v1/chat/completions", parse_chat),
+                ("/v1/completions", parse_completion),
+                ("/v1/responses", parse_response),
+                ("/v1/messages", parse_message),
+            )
+        ),
+        *(
+            Route(path, JsonCall(backend, options, work), methods=["POST"])
+            for path, work in (
+                ("/v1/messages/count_tokens", count_tokens),
+                ("/tokenize", tokenize),
+                ("/detokenize", detokenize),
+                ("/v1/embeddings", embeddings),
+                ("/v1/rerank", rerank),
+            )
+        ),
+        Route("/v1/responses/{id}", kept.get, methods=["GET"]),
+        Route("/v1/responses/{id}", kept.delete, methods=["DELETE"]),
+        Route("/v1/requests/{id}/cancel", cancel_request(backend), methods=["POST"]),
+        Route("/openapi.json", describe),
+        Route("/v1/models", health.models),
+        Route("/v1/models/{name:path}", health.model),
+        Route("/metrics", MetricsEndpoint(backend).get, include_in_schema=False),
+        Route("/ready", health.ready),
+        Route("/health", health.health),
+    ]

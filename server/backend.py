@@ -22,11 +22,12 @@ from protocol.errors import (
     RequestFailed,
     ServerLost,
 )
-from protocol.messages import ActorState, ModelCard, Stop, SystemState
+from protocol.messages import ActorState, Figures, ModelCard, Stop, SystemState
 from server.errors import ApiError
 
 log = structlog.get_logger()
 
+FIGURES_TIME = 3.0  # seconds the streamer may take to tell its figures
 STALE_AFTER = 10.0  # seconds without a word from the supervisor until its last word counts as degraded
 
 
@@ -36,6 +37,7 @@ class Backend:
     def __init__(self, model: str, client_name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = SystemState(LOADING, model, [])
         self.in_work = 0
+        self.answered: dict[str, int] = {}  # HTTP requests, by `METHOD PATH STATUS`
         self._client_name = client_name
         self._clock = clock
         self._heard = clock()
@@ -84,6 +86,15 @@ class Backend:
         if self._client is None:
             raise ApiError(SERVER_LOST, "the connection to the model is being restored")
         return self._client
+
+    async def figures(self, streams: int = 0, since: float | None = None) -> Figures | None:
+        """What the streamer counts; None while it can't be asked."""
+        if self._client is None:
+            return None
+        try:
+            return await asyncio.wait_for(self._client.figures(streams, since), FIGURES_TIME)
+        except (CallboardError, TimeoutError):
+            return None
 
     def check_model(self, asked: str | None) -> None:
         """Raises ApiError when a request asks for a model that isn't served; None asks for whatever is."""

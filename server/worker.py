@@ -113,7 +113,7 @@ class Worker:
         match order:
             case Probe(seq=seq):
                 streams = self._backend.in_work
-                self._control.report(Alive(ROLE, self._index, self._epoch, seq, streams=streams))
+                self._control.report(Alive(ROLE, self._index, self._epoch, seq, streams, http=self._backend.answered))
             case SystemState():
                 self._backend.on_state(order)
             case Drain():

@@ -7,8 +7,10 @@ streams go on where they were (`recovery.py` says in which order).
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from actors.streamer.engine_link import EngineLink, Loss
 from actors.streamer.forced_calls import forced_calls
 from actors.streamer.kept import KeptValues
 from actors.streamer.logprobs import by_row
+from actors.streamer.meter import Meter
 from actors.streamer.pool_calls import PoolCalls
 from actors.streamer.recovery import POISON, Recovery
 from actors.streamer.reply import Reply
@@ -42,9 +45,11 @@ from protocol.limits import check_messages
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
+    AskFigures,
     CallFailed,
     Cancel,
     CancelLabel,
+    CancelStream,
     ClientMessage,
     Credit,
     Decoded,
@@ -56,7 +61,9 @@ from protocol.messages import (
     Embedded,
     Encoded,
     End,
+    EngineStats,
     EngineUse,
+    Figures,
     Forget,
     Generate,
     Hello,
@@ -137,6 +144,7 @@ class StreamerActor(Actor):
         self._http_workers: set[str] = set()
         self._malformed = 0
         self._malformed_logged = 0
+        self._meter = Meter(time.monotonic())
         self._next_tick = time.monotonic() + TICK
         endpoint = self.me.endpoint()
         self._socket = bind_router(self.context, endpoint)
@@ -347,12 +355,33 @@ class StreamerActor(Actor):
                 for stream in found:
                     self._end(stream, "cancelled", code=errors.CANCELLED, message="cancelled on request")
                 self._clients.send(client.identity, Done(ref, len(found)))
+            case AskFigures():
+                self._clients.send(client.identity, self._figures(message))
+            case CancelStream(ref=ref, rid=rid):
+                stream = self._streams.get(rid)
+                if stream is not None:
+                    self._end(stream, "cancelled", code=errors.CANCELLED, message="cancelled on request")
+                self._clients.send(client.identity, Done(ref, int(stream is not None)))
             case Keep(ref=ref, key=key, value=value):
                 self._clients.send(client.identity, Done(ref, int(self._kept.put(key, value))))
             case Recall(ref=ref, key=key):
                 self._clients.send(client.identity, Kept(ref, self._kept.get(key)))
             case Forget(ref=ref, key=key):
                 self._clients.send(client.identity, Done(ref, int(self._kept.drop(key))))
+
+    def _figures(self, asked: AskFigures) -> Figures:
+        now = time.monotonic()
+        shown = islice(self._streams.values(), max(0, asked.streams))
+        names = {client.identity: client.name for client in self._clients}
+        return Figures(
+            asked.ref,
+            self._meter.counts(self._malformed, self._clients.send_faults),
+            self._meter.engine,
+            dict(Counter(stream.phase.value for stream in self._streams.values())),
+            len(self._clients),
+            [stream.live(now, names.get(stream.client, "")) for stream in shown],
+            [] if asked.since is None else self._meter.samples(asked.since),
+        )
 
     def _generate(self, client: ClientConnection, request: Generate) -> None:
         now = time.monotonic()
@@ -366,6 +395,7 @@ class StreamerActor(Actor):
                 retry = max(1.0, self.config.drain_timeout)
             for ref in refs:
                 end = End(ref, "rejected", code=code, message=message, retry_after=retry, param=param)
+                self._meter.refused(end)
                 self._clients.gather(client.identity, None, end)
             return
         params = self._files.resolve(request.params)
@@ -555,6 +585,7 @@ class StreamerActor(Actor):
 
     def _on_step(self, step: Step) -> None:
         now = time.monotonic()
+        self._meter.engine = step.stats
         self._recovery.admitted(step.admitted)
         self._recovery.decoded(step.rids)
         for rid in step.admitted:
@@ -566,17 +597,23 @@ class StreamerActor(Actor):
             if stream is not None:
                 stream.cached(tokens)
         self._recovery.decoded(step.pooled_rids)
+        self._meter.pooled(len(step.pooled_rids))
         for rid, vector in zip(step.pooled_rids, step.pooled, strict=True):
             self._recovery.remove(rid)
             self._pools.take(rid, vector)
         reasons = dict(zip(step.ended, step.reasons, strict=True))
         logprobs = by_row(step)
+        stops = {rid for rid, reason in reasons.items() if reason == "stop"}  # whose last token is not shown
+        shown = (rid for rid in step.rids if rid in self._streams and rid not in stops)
+        first = self._meter.step(shown, now)
         for rid, token in zip(step.rids, unpack_ids(step.tokens), strict=True):
             stream = self._streams.get(rid)
             if stream is None:
                 continue
             if reasons.get(rid) != "stop":
                 stream.push(token, now, logprobs.get(rid))
+                if rid in first:
+                    self._meter.begun(stream.timing(now))
                 if stream.stopped:
                     self._aborts.append(rid)
                     self._end(stream, "finished", "stop")
@@ -627,6 +664,7 @@ class StreamerActor(Actor):
         self._admission.ended(now)
         delta = (stream.ref, *stream.take()) if stream.has_rest else None
         end = stream.end(now, outcome, reason, code, message, retry_after, param)
+        self._meter.ended(stream.rid, end)
         client = self._clients.get(stream.client)
         if client is None:
             return
@@ -665,6 +703,9 @@ class StreamerActor(Actor):
         if self._malformed != self._malformed_logged:
             self._malformed_logged = self._malformed
             log.warning("malformed messages", so_far=self._malformed)
+        if not self._engine.ready:
+            self._meter.engine = EngineStats()
+        self._meter.tick(now)
         for client in self._clients.silent(now):
             log.warning("client silent", client=client.name, streams=len(client.streams))
             self._end_client(client, errors.CANCELLED, "the client was silent for 3 s")

@@ -3,7 +3,7 @@
 Owned by the streamer's one thread. Deltas of one turn are gathered per connection and leave as one message each.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import structlog
 import zmq
@@ -79,6 +79,9 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self._by_identity)
+
+    def __iter__(self) -> Iterator[ClientConnection]:
+        return iter(self._by_identity.values())
 
     def add(self, identity: bytes, name: str, now: float) -> ClientConnection:
         """Greet a connection; a second hello only renames it."""

@@ -16,9 +16,11 @@ from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, Server
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
 from protocol.messages import (
     Accepted,
+    AskFigures,
     CallFailed,
     Cancel,
     CancelLabel,
+    CancelStream,
     ClientCall,
     Credit,
     Deltas,
@@ -28,6 +30,7 @@ from protocol.messages import (
     Embed,
     Embedded,
     End,
+    Figures,
     Forget,
     Keep,
     Kept,
@@ -241,6 +244,18 @@ class AsyncClient:
         assert isinstance(answer, Done)
         return answer.count
 
+    async def figures(self, streams: int = 0, since: float | None = None) -> Figures:
+        """What the server counts, `streams` of its open streams at most, and its samples after `since`."""
+        answer = await self._call(AskFigures(next(self._refs), streams, since))
+        assert isinstance(answer, Figures)
+        return answer
+
+    async def cancel_stream(self, rid: int) -> bool:
+        """End the stream that `figures` shows as `rid`; returns whether there was one."""
+        answer = await self._call(CancelStream(next(self._refs), rid))
+        assert isinstance(answer, Done)
+        return answer.count > 0
+
     async def keep(self, key: str, value: bytes) -> None:
         """Have the server keep a value in memory, for all clients, as long as there is room."""
         await self._call(Keep(next(self._refs), key, value))
@@ -330,7 +345,17 @@ class AsyncClient:
             case Accepted(ref=ref, prompt_tokens=prompt_tokens):
                 if ref in self._streams:
                     self._streams[ref].prompt_tokens = prompt_tokens
-            case Tokenized() | Detokenized() | Models() | CallFailed() | Done() | Kept() | Embedded() | Ranked():
+            case (
+                Tokenized()
+                | Detokenized()
+                | Models()
+                | CallFailed()
+                | Done()
+                | Kept()
+                | Embedded()
+                | Ranked()
+                | Figures()
+            ):
                 future = self._calls.get(message.ref)
                 if future is not None and not future.done():
                     future.set_result(message)

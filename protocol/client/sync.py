@@ -14,9 +14,11 @@ from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, Server
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
 from protocol.messages import (
     Accepted,
+    AskFigures,
     CallFailed,
     Cancel,
     CancelLabel,
+    CancelStream,
     ClientCall,
     Credit,
     Deltas,
@@ -26,6 +28,7 @@ from protocol.messages import (
     Embed,
     Embedded,
     End,
+    Figures,
     Kept,
     ListModels,
     ModelCard,
@@ -185,6 +188,18 @@ class Client:
         assert isinstance(answer, Done)
         return answer.count
 
+    def figures(self, streams: int = 0, since: float | None = None) -> Figures:
+        """What the server counts, `streams` of its open streams at most, and its samples after `since`."""
+        answer = self._call(AskFigures(next(self._refs), streams, since))
+        assert isinstance(answer, Figures)
+        return answer
+
+    def cancel_stream(self, rid: int) -> bool:
+        """End the stream that `figures` shows as `rid`; returns whether there was one."""
+        answer = self._call(CancelStream(next(self._refs), rid))
+        assert isinstance(answer, Done)
+        return answer.count > 0
+
     def embed(self, texts: Iterable[str] = (), *, ids: Iterable[Iterable[int]] = ()) -> list[tuple[list[float], int]]:
         """The vector of each text, or of each list of token ids, and how many tokens it has. Raises RequestRejected."""
         call = Embed(next(self._refs), [*texts], [pack_ids(one) for one in ids])
@@ -259,7 +274,17 @@ class Client:
                 case Accepted(ref=ref, prompt_tokens=prompt_tokens):
                     if ref in self._streams:
                         self._streams[ref].prompt_tokens = prompt_tokens
-                case Tokenized() | Detokenized() | Models() | CallFailed() | Done() | Kept() | Embedded() | Ranked():
+                case (
+                    Tokenized()
+                    | Detokenized()
+                    | Models()
+                    | CallFailed()
+                    | Done()
+                    | Kept()
+                    | Embedded()
+                    | Ranked()
+                    | Figures()
+                ):
                     if message.ref in self._calls:
                         self._calls[message.ref].put(message)
 
