@@ -85,12 +85,15 @@ class Supervisor:
         http: HttpSpec,
         on_ready: Callable[[Supervision], None],
         clock: Callable[[], float] = time.monotonic,
+        keep_log: Callable[[bytes], None] = lambda _: None,
     ) -> None:
+        """`keep_log` gets every line that the children log."""
         self._config = config
         self._run_dir = run_dir
         self._http = http
         self._on_ready = on_ready
         self._clock = clock
+        self._keep_log = keep_log
         self._table = Supervision(config.tokenizers, http.workers, config.start_timeout, config.hang_timeout)
         self._children: dict[str, Child] = {}
         self._phase = Phase.LOADING
@@ -171,7 +174,9 @@ class Supervisor:
         if slot.role == "engine":  # the streamer has read the trail of the last one, if it is there
             trail_path(self._run_dir.path, slot.epoch).unlink(missing_ok=True)
         command += ["--run", str(self._run_dir.path), "--index", str(slot.index), "--epoch", str(self._epochs)]
-        child = Child(command, self._environment(slot.role), fds, actor=slot.name, epoch=self._epochs)
+        child = Child(
+            command, self._environment(slot.role), fds, actor=slot.name, epoch=self._epochs, keep=self._keep_log
+        )
         self._children[slot.name] = child
         self._table.started(slot, child.pid, self._epochs, self._clock())
         if self._phase is not Phase.LOADING:

@@ -29,7 +29,9 @@ from bench.checks import (
     blocks,
     clients,
     crowds,
+    dashboard,
     deaths,
+    doctor,
     fairness,
     floods,
     fuzz,
@@ -156,6 +158,13 @@ def poison(report: Report) -> None:
         recovery.poison(report, server, tiny_model(), streams=50, tokens=300)
 
 
+def dashboard_buttons(report: Report) -> None:
+    """Every button in a real browser, on a server that wants a key; pictures go to the cache folder."""
+    pictures = cache_root() / "dashboard-pictures"
+    with RunningServer(tiny_model(), "--api-key", "open sesame") as server:
+        dashboard.buttons(report, server, "open sesame", pictures)
+
+
 KINDS: list[tuple[str, int | None]] = [
     ("plain", None),
     ("sliding", None),
@@ -250,6 +259,14 @@ CHECKS: dict[str, Check] = {
     "block-kills": lambda report: blocks.kills(report, rounds=200),
     "block-damage": blocks.damage,
     "block-disk": lambda report: block_disk.disk(report, blocks=10_000),
+    "dashboard": dashboard_buttons,
+    "dashboard-figures": on_tiny(
+        lambda report, server: dashboard.figures(report, server, streams=128, rounds=4, tokens=64),
+        "--http-workers",
+        "2",
+    ),
+    "dashboard-cost": on_tiny(lambda report, server: dashboard.cost(report, server, streams=128, seconds=12.0)),
+    "doctor": lambda report: doctor.doctor(report, tiny_model()),
     "soak": on_tiny(soak, "--http-workers", "2", "--tokenizers", "2"),
 }
 LONGER = {"soak": SOAK_SECONDS + 600.0}  # checks that may take longer than LIMIT, in seconds

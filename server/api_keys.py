@@ -1,7 +1,7 @@
 """`ApiKeys`: lets in requests that bring one of the server's keys. A middleware of the app, on the event loop.
 
 A key comes as `Authorization: Bearer KEY`, as OpenAI's clients send it, or as `x-api-key`. `/health` and `/ready`
-are open: they are for those that watch the server.
+are open: they are for those that watch the server; and so are the dashboard's files, whose page asks for the key.
 """
 
 import hmac
@@ -24,6 +24,10 @@ def given_key(scope: Scope) -> bytes:
     return bytes(headers.get(b"x-api-key", b""))
 
 
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path == "/admin" or (path.startswith("/admin/") and not path.startswith("/admin/api/"))
+
+
 class ApiKeys:
     """Refuses with 401 what brings none of `keys`. Every key is compared, each in constant time."""
 
@@ -33,7 +37,7 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run one request, or refuse it."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(given_key(scope)):
+        if scope["type"] != "http" or _is_open(scope["path"]) or self._knows(given_key(scope)):
             await self._app(scope, receive, send)
             return
         error = ApiError(INVALID_API_KEY, "this server needs an API key: send it as `Authorization: Bearer KEY`")

@@ -1,11 +1,14 @@
 """The Starlette application of an HTTP worker: routes, CORS, request ids and error handlers put together."""
 
+from pathlib import Path
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
+from server.admin import Admin
 from server.api_keys import ApiKeys
 from server.backend import Backend
 from server.calls import JsonCall, cancel_request, detokenize, tokenize
@@ -16,6 +19,7 @@ from server.errors import ApiError, on_api_error, on_http_exception, on_unexpect
 from server.health import HealthEndpoints
 from server.messages import count_tokens, parse_message
 from server.metrics import MetricsEndpoint
+from server.ollama import OllamaApi
 from server.openapi import describe
 from server.options import HttpOptions
 from server.pooled import embeddings, rerank
@@ -23,9 +27,9 @@ from server.request_log import RequestLog
 from server.responses import ResponseEndpoints, parse_response
 
 
-def make_app(backend: Backend, options: HttpOptions) -> Starlette:
-    """The app, serving what `backend` connects to."""
-    routes = _routes(backend, options)
+def make_app(backend: Backend, options: HttpOptions, log: Path | None = None) -> Starlette:
+    """The app, serving what `backend` connects to. `log` holds the end of the system's log."""
+    routes = _routes(backend, options, log)
     # CORS stands inside the log, so that a preflight is logged too, and outside all that may fail.
     middleware = [Middleware(RequestLog, backend.answered, [route.path for route in routes])]
     if options.allow_origins:
@@ -49,8 +53,9 @@ def make_app(backend: Backend, options: HttpOptions) -> Starlette:
     return app
 
 
-def _routes(backend: Backend, options: HttpOptions) -> list[Route]:
+def _routes(backend: Backend, options: HttpOptions, log: Path | None) -> list[Route]:
     health = HealthEndpoints(backend)
+    ollama = OllamaApi(backend)
     kept = ResponseEndpoints(backend)
     return [
         *(
@@ -79,6 +84,22 @@ def _routes(backend: Backend, options: HttpOptions) -> list[Route]:
         Route("/v1/models", health.models),
         Route("/v1/models/{name:path}", health.model),
         Route("/metrics", MetricsEndpoint(backend).get, include_in_schema=False),
+        *Admin(backend, log).routes(),
+        *(
+            Route(f"/api/{name}", endpoint, methods=["POST"], include_in_schema=False)
+            for name, endpoint in (
+                ("chat", GenerateEndpoint(backend, options, ollama.parse_chat)),
+                ("generate", GenerateEndpoint(backend, options, ollama.parse_generate)),
+                ("embed", JsonCall(backend, options, ollama.embed)),
+                ("embeddings", JsonCall(backend, options, ollama.embed)),
+                ("show", JsonCall(backend, options, ollama.show)),
+            )
+        ),
+        Route("/", ollama.root, include_in_schema=False),
+        Route("/api/version", ollama.version, include_in_schema=False),
+        Route("/api/tags", ollama.tags, include_in_schema=False),
+        Route("/api/ps", ollama.ps, include_in_schema=False),
+        Route("/api/{name}", ollama.instead, methods=["POST", "DELETE"], include_in_schema=False),
         Route("/ready", health.ready),
         Route("/health", health.health),
     ]

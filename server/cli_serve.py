@@ -7,12 +7,15 @@ supervisor starts dies with this process.
 import argparse
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO, cast
 
 import msgspec
 from rich.console import Console
 
 from actors.config import CastConfig
+from actors.log_file import LogFile, Tee
 from actors.logs import configure_logs
 from actors.rundir import NameTaken, RunDirectory
 from actors.supervision import Supervision
@@ -25,6 +28,7 @@ from server.models.resolve import resolve_model
 from server.options import API_KEYS_VARIABLE, HttpOptions
 from server.settings import ServeSettings, SettingsError, resolve_settings
 
+RECENT_LOG = 512 << 10  # bytes of the log kept in the run directory, for the dashboard
 BACKLOG = 4096  # connections that may arrive at once; the system caps it (somaxconn)
 
 
@@ -74,6 +78,7 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
     except OSError as error:
         raise CannotServe(f"no run directory can be made in {home()}: {error}; set CALLBOARD_HOME") from None
     try:
+        keep_log = _keep_logs(settings, run_dir)
         model_path = resolve_model(spec, device=device)
     except BaseException:
         run_dir.remove()
@@ -131,9 +136,27 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         print_welcome(url, run_dir.name, model_name, table)
 
     try:
-        return Supervisor(config, run_dir, http, on_ready).run()
+        return Supervisor(config, run_dir, http, on_ready, keep_log=keep_log).run()
     except OSError as error:
         raise CannotServe(f"the server can't be started: {error}") from error
+
+
+def _keep_logs(settings: ServeSettings, run_dir: RunDirectory) -> Callable[[bytes], None]:
+    """Have the log kept in the run directory, and in the file that was asked for. Raises CannotServe."""
+    files = [LogFile(run_dir.path / "log", RECENT_LOG)]
+    if settings.log_file:
+        try:
+            path = Path(settings.log_file).expanduser().absolute()
+            files.append(LogFile(path, int(settings.log_max_mb * 1e6), settings.log_keep))
+        except OSError as error:
+            raise CannotServe(f"--log-file: {settings.log_file} can't be written: {error.strerror}") from None
+    configure_logs(settings.log_level, cast(TextIO, Tee(files)), actor="supervisor")
+
+    def keep(line: bytes) -> None:
+        for file in files:
+            file.write(line)
+
+    return keep
 
 
 def served_name(spec: str, path: Path) -> str:
@@ -148,6 +171,7 @@ def print_welcome(url: str, name: str, model: str, table: Supervision) -> None:
     context = f", context {table.card.context} tokens" if table.card else ""
     console.print(f"[bold]Callboard[/bold] serves {model}{context}")
     console.print(f"  HTTP    {url}/v1")
+    console.print(f"  watch   {url}/admin")
     console.print(f"  ZeroMQ  protocol.Client({name!r})", markup=False)
     console.print(f"  actors  {actors}")
     console.print("Try it:")

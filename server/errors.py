@@ -123,7 +123,12 @@ class ApiError(Exception):
         headers = {}
         if self.status == 503 and self.retry_after > 0:
             headers["retry-after"] = str(math.ceil(self.retry_after))
-        body = self.anthropic_body() if path.startswith("/v1/messages") else self.body()
+        if path.startswith("/v1/messages"):
+            body = self.anthropic_body()
+        elif path.startswith("/api/"):
+            body = msgspec.json.encode({"error": self.message})  # as Ollama has it
+        else:
+            body = self.body()
         return Response(body, self.status, headers, media_type="application/json")
 
 

@@ -116,7 +116,8 @@ class RequestLog:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         key = f"{method} {self._kind(path)} {status}"
         self._answered[key] = self._answered.get(key, 0) + 1
-        write = log.debug if path in _QUIET else log.info
+        quiet = path in _QUIET or path == "/admin" or path.startswith("/admin/")
+        write = log.debug if quiet else log.info
         write(
             "request",
             request_id=record.request_id,

@@ -120,6 +120,9 @@ class ServeSettings(msgspec.Struct, frozen=True):
     blas_threads: int | None = None
     trust_remote_code: bool = False
     log_level: str = "info"
+    log_file: str = ""
+    log_max_mb: float = 50.0
+    log_keep: int = 5
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,9 @@ OPTIONS: dict[str, Option] = {
     "blas_threads": Option(_number(int, 1, 1024), "N", "threads of the preloaded BLAS (Linux CPU)"),
     "trust_remote_code": Option(_boolean, "BOOL", "run tokenizer code that comes with the model"),
     "log_level": Option(_log_level, "LEVEL", "debug, info, warning or error"),
+    "log_file": Option(str, "FILE", "write the log there, too, and rotate it"),
+    "log_max_mb": Option(_number(float, 0.001, 1e6), "MB", "size at which the log file is rotated"),
+    "log_keep": Option(_number(int, 1, 1000), "N", "older log files that are kept"),
 }
 
 

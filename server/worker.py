@@ -64,7 +64,13 @@ class Worker:
     """One incarnation of an HTTP worker: the server, and the supervisor's orders to it."""
 
     def __init__(
-        self, index: int, epoch: int, control: ControlChannel, listener: socket.socket, options: HttpOptions
+        self,
+        index: int,
+        epoch: int,
+        control: ControlChannel,
+        listener: socket.socket,
+        options: HttpOptions,
+        run_dir: Path,
     ) -> None:
         self._index = index
         self._epoch = epoch
@@ -73,7 +79,7 @@ class Worker:
         self._backend = Backend(options.model_name, f"{ROLE}-{index}.{epoch}")
         self._server = HttpServer(
             uvicorn.Config(
-                make_app(self._backend, options),
+                make_app(self._backend, options, run_dir / "log"),
                 http=http_connection(options.max_header_bytes, options.idle_timeout),
                 ws="none",
                 lifespan="off",
@@ -160,7 +166,7 @@ def main() -> int:
         configure_logs(options.log_level, actor=f"{ROLE}{args.index}", pid=os.getpid(), epoch=args.epoch)
         listener = socket.socket(fileno=args.socket)
         listener.setblocking(False)
-        _run_loop(Worker(args.index, args.epoch, control, listener, options))
+        _run_loop(Worker(args.index, args.epoch, control, listener, options, args.run))
     except Exception as error:
         log.exception("failed")
         control.report(StartFailed(ROLE, args.index, args.epoch, f"{type(error).__name__}: {error}"))
