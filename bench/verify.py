@@ -241,7 +241,11 @@ CHECKS: dict[str, Check] = {
     "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
     "retries": on_tiny(lambda report, server: clients.retries(report, server, rows=2 + 32), "--max-num-seqs", "2"),
     "schemas": on_demo(lambda report, server: structured.schema_outputs(report, server, 100, 200)),
-    "mixed-options": on_demo(lambda report, server: structured.mixed_options(report, server, 64, 48, 0.6)),
+    "mixed-options": on_demo(
+        lambda report, server: structured.mixed_options(
+            report, server, [*range(structured.MIXES)], 64, 0.6, rounds=3, alone=4
+        )
+    ),
     "compiling": on_demo(lambda report, server: structured.compiling(report, server, tokens=200, factor=1.3)),
     "texts": project.text_properties,
     "fuzz": on_tiny(lambda report, server: fuzz.schemathesis_finds_nothing(report, server, 120)),

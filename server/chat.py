@@ -26,6 +26,7 @@ from server.schemas import (
     UsageBody,
 )
 from server.sse import DONE, encode_json, event, failed, split_template
+from server.structured import grammar_of
 from server.tools import parse_tools
 from server.unsupported import CHAT_UNSUPPORTED
 
@@ -42,7 +43,15 @@ def parse_chat(body: bytes, model: str, request_id: str) -> tuple[str | None, Ge
     max_tokens, names = request.max_tokens, {"logprobs": "top_logprobs", "thinking_budget": "thinking_token_budget"}
     if request.max_completion_tokens is not None:
         max_tokens, names["max_tokens"] = request.max_completion_tokens, "max_completion_tokens"
-    params = sampling_params(request, max_tokens, _logprobs(request), names, request.thinking_token_budget)
+    params = sampling_params(
+        request,
+        max_tokens=max_tokens,
+        stop=request.stop,
+        logprobs=_logprobs(request),
+        grammar=grammar_of(request),
+        thinking_budget=request.thinking_token_budget,
+        names=names,
+    )
     if params.grammar is not None and choice.mode in ("required", "named"):
         raise invalid(f"{params.grammar.field} can't be combined with a tool_choice that forces a call", "tool_choice")
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
