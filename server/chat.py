@@ -64,7 +64,10 @@ def parse_chat(body: bytes, model: str, request_id: str) -> tuple[str | None, Ge
         n=request.n or 1,
         cache_salt=request.cache_salt or "",
         template_kwargs=template_kwargs(
-            request.chat_template_kwargs, request.reasoning_effort, request.add_generation_prompt
+            request.chat_template_kwargs,
+            request.reasoning_effort,
+            request.add_generation_prompt,
+            request.continue_final_message,
         ),
         tools=tools,
         tool_choice=choice,
@@ -74,15 +77,25 @@ def parse_chat(body: bytes, model: str, request_id: str) -> tuple[str | None, Ge
 
 
 def template_kwargs(
-    given: dict[str, Any] | None, effort: str | None = None, add_generation_prompt: bool | None = None
+    given: dict[str, Any] | None,
+    effort: str | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool | None = None,
 ) -> dict[str, Any]:
-    """The variables of the chat template: the effort of the reasoning beside those that were given, which win."""
+    """The variables of the chat template: the effort of the reasoning beside those that were given, which win.
+
+    Raises ApiError when an answer would have to be both begun and continued.
+    """
+    if add_generation_prompt and continue_final_message:
+        raise invalid("continue_final_message can't be combined with add_generation_prompt", "continue_final_message")
     check_depth(given or {}, "chat_template_kwargs")
     implied: dict[str, Any] = {}
     if effort is not None:
         implied = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     if add_generation_prompt is not None:
         implied["add_generation_prompt"] = add_generation_prompt
+    if continue_final_message:
+        implied["continue_final_message"] = True
     return implied | (given or {})
 
 

@@ -168,6 +168,7 @@ class ChatRequest(TextFields, kw_only=True):
     thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -21,7 +21,7 @@ def tokenizer(tiny_model: Path):
 
 @pytest.fixture(scope="module")
 def grammars(tiny_model: Path, tokenizer):
-    return Grammars(read_model_files(tiny_model), tokenizer.backend)
+    return Grammars(read_model_files(tiny_model), lambda: tokenizer.backend)
 
 
 @pytest.mark.parametrize(
