@@ -16,6 +16,7 @@ from typing import Any
 import anthropic
 import openai
 
+from bench.ask import post
 from bench.checks.report import Report
 from bench.harness import ROOT, RunningServer
 from protocol import AsyncClient
@@ -112,6 +113,66 @@ def by_openai_chat(report: Report, server: RunningServer) -> None:
             )
 
 
+def by_openai_options(report: Report, server: RunningServer) -> None:
+    """Every option of sampling with the `openai` package, each by an effect that only it can have; and completions."""
+    first, second = (post(f"{server.url}/tokenize", {"prompt": text}).body["tokens"][0] for text in (" red", " green"))
+    with openai_client(server) as client:
+        base: dict[str, Any] = {"model": _model(server), "messages": ASK, "max_tokens": 12, "temperature": 0}
+        kept: dict[str, Any] = {"ignore_eos": True}
+
+        def say(more: dict[str, Any] | None = None, **options: Any) -> str:
+            given = {**base, **options, "extra_body": kept | (more or {})}
+            return client.chat.completions.create(**given).choices[0].message.content or ""
+
+        best = say()
+        held: dict[str, Any] = {"logit_bias": {str(first): 80}}
+        report.expect(say(**held) == " red" * 12, "logit_bias decides")
+        rival: dict[str, Any] = {"logit_bias": {str(first): 80, str(second): 79}, "max_tokens": 60}
+        plain = say(**rival)
+        for name, value in {"frequency_penalty": 2.0, "presence_penalty": 2.0}.items():
+            text = say(**rival, **{name: value})
+            report.expect(text.count("green") > plain.count("green"), f"{name} turns to another token", [plain, text])
+        text = say({"repetition_penalty": 10.0}, **rival)
+        report.expect(text.count("red") + text.count("green") <= 2, "repetition_penalty forbids to repeat", text)
+        wild: dict[str, Any] = {"temperature": 2, "seed": 3}
+        report.expect(say(**wild) != best, "a temperature of 2 is not greedy")
+        report.expect(say({"top_k": 1}, **wild) == best, "top_k of 1 is greedy")
+        report.expect(say({"min_p": 1.0}, **wild) == best, "min_p of 1 is greedy")
+        report.expect(say(**wild, top_p=1e-6) == best, "a tiny top_p is greedy")
+        excluded = say({"xtc_probability": 1.0, "xtc_threshold": 0.0}, temperature=1, seed=3)
+        report.expect(excluded != best, "xtc excludes the likely")
+        report.expect(
+            say({"min_tokens": 3, "stop_token_ids": [first], "ignore_eos": False}, **held) == " red" * 2,
+            "stop_token_ids end a text behind min_tokens",
+        )
+        stop = best[3:5]
+        ended = client.chat.completions.create(**base, stop=[stop, "never"], extra_body=kept).choices[0]
+        ok = ended.message.content == best[: best.find(stop)] and ended.finish_reason == "stop"
+        report.expect(ok, "stop ends a text before it", [best, stop, ended.message.content])
+        for kind, value in {
+            "choice": ["north", "south"],
+            "grammar": 'start: "a" "b"+ "c"',
+            "regex": "[x-z]{4}",
+        }.items():
+            text = say({"structured_outputs": {kind: value}, "ignore_eos": False}, max_tokens=60)
+            ok = {"choice": text in ("north", "south"), "regex": len(text) == 4}.get(kind, text.startswith("ab"))
+            report.expect(ok, f"structured_outputs.{kind} holds", text)
+        text = say({"ignore_eos": False}, max_tokens=100, response_format={"type": "json_object"})
+        report.expect(text.lstrip().startswith("{"), "response_format json_object begins an object", text)
+
+        many = client.completions.create(
+            model=base["model"], prompt=["One", "Two"], n=2, max_tokens=2, echo=True, seed=1, extra_body=kept
+        )
+        texts = [choice.text for choice in many.choices]
+        ok = len(texts) == 4 and texts[0].startswith("One") and texts[3].startswith("Two")
+        report.expect(ok, "completions of two prompts, twice each, with echo", texts)
+        columns = client.completions.create(
+            model=base["model"], prompt="One", max_tokens=3, logprobs=2, temperature=0, extra_body=kept
+        )
+        logprobs = columns.choices[0].logprobs
+        report.expect(logprobs is not None and len(logprobs.tokens or ()) == 3, "completions have logprobs", logprobs)
+
+
 def by_openai_responses(report: Report, server: RunningServer) -> None:
     """The Responses API with the `openai` package."""
     with openai_client(server) as client:
@@ -172,6 +233,18 @@ def by_anthropic(report: Report, server: RunningServer) -> None:
             final = stream.get_final_message()
         report.expect(streamed == text, "streamed and whole agree", streamed)
         report.expect(final.usage.output_tokens == whole.usage.output_tokens, "usage agrees")
+        begun = [*ASK, {"role": "assistant", "content": text[:3]}]
+        rest = client.messages.create(
+            **{**base, "messages": begun, "max_tokens": 6}, system="Be brief.", extra_body={"temperature": 0}
+        )
+        counted = client.messages.count_tokens(model=model, messages=begun, system="Be brief.").input_tokens
+        report.expect(counted == rest.usage.input_tokens, "the assistant's turn may be begun", rest.to_dict())
+        stop = text[2:4]
+        ended = client.messages.create(
+            **{**base, "max_tokens": 6}, system="Be brief.", stop_sequences=[stop], extra_body={"temperature": 0}
+        )
+        ok = (ended.stop_reason, ended.stop_sequence) == ("stop_sequence", stop)
+        report.expect(ok, "stop_sequences end a text", ended.to_dict())
         counted = client.messages.count_tokens(model=model, messages=ASK, system="Be brief.").input_tokens
         report.expect(counted == whole.usage.input_tokens, "count_tokens equals the usage", counted)
         tool: Any = {"name": "paint", "description": "Paint", "input_schema": PAINT}
@@ -302,6 +375,7 @@ def _run(report: Report, command: list[str], what: str) -> Any:
 def clients(report: Report, server: RunningServer, folder: Path) -> None:
     """All of them."""
     by_openai_chat(report, server)
+    by_openai_options(report, server)
     by_openai_responses(report, server)
     by_anthropic(report, server)
     by_langchain(report, server)

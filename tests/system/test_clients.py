@@ -11,7 +11,10 @@ from bench.harness import RunningServer
 from server.models.cache import cache_root
 
 
-@pytest.mark.parametrize("by", [clients.by_openai_chat, clients.by_openai_responses, clients.by_anthropic])
+@pytest.mark.parametrize(
+    "by",
+    [clients.by_openai_chat, clients.by_openai_options, clients.by_openai_responses, clients.by_anthropic],
+)
 def test_clients_in_process(server: RunningServer, report: Report, by):
     by(report, server)
     assert report.failures == []
