@@ -246,7 +246,7 @@ CHECKS: dict[str, Check] = {
             report, server, [*range(structured.MIXES)], 64, 0.6, rounds=3, alone=4
         )
     ),
-    "compiling": on_demo(lambda report, server: structured.compiling(report, server, tokens=200, factor=1.3)),
+    "compiling": on_demo(lambda report, server: structured.compiling(report, server, tokens=150, factor=1.3)),
     "texts": project.text_properties,
     "fuzz": on_tiny(lambda report, server: fuzz.schemathesis_finds_nothing(report, server, 120)),
     "check": project.make_check,

@@ -47,6 +47,12 @@ def openai_client(server: RunningServer, **options: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, **{"max_retries": 0, **options})
 
 
+def anthropic_client(server: RunningServer) -> anthropic.Anthropic:
+    """The `anthropic` package, without a proxy."""
+    http = anthropic.DefaultHttpxClient(trust_env=False, timeout=120)
+    return anthropic.Anthropic(base_url=server.url, api_key="none", http_client=http, max_retries=0)
+
+
 def by_openai_chat(report: Report, server: RunningServer) -> None:
     """Chat with the `openai` package: options, n, logprobs, tools, structured output, errors."""
     with openai_client(server) as client:
@@ -129,10 +135,11 @@ def by_openai_options(report: Report, server: RunningServer) -> None:
         report.expect(say(**held) == " red" * 12, "logit_bias decides")
         rival: dict[str, Any] = {"logit_bias": {str(first): 80, str(second): 79}, "max_tokens": 60}
         plain = say(**rival)
-        for name, value in {"frequency_penalty": 2.0, "presence_penalty": 2.0}.items():
-            text = say(**rival, **{name: value})
+        for name in ("frequency_penalty", "presence_penalty"):
+            penalty: dict[str, Any] = {name: 2.0}
+            text = say(**rival, **penalty)
             report.expect(text.count("green") > plain.count("green"), f"{name} turns to another token", [plain, text])
-        text = say({"repetition_penalty": 10.0}, **rival)
+        text = say({"repetition_penalty": 100.0}, **rival)
         report.expect(text.count("red") + text.count("green") <= 2, "repetition_penalty forbids to repeat", text)
         wild: dict[str, Any] = {"temperature": 2, "seed": 3}
         report.expect(say(**wild) != best, "a temperature of 2 is not greedy")
@@ -141,10 +148,8 @@ def by_openai_options(report: Report, server: RunningServer) -> None:
         report.expect(say(**wild, top_p=1e-6) == best, "a tiny top_p is greedy")
         excluded = say({"xtc_probability": 1.0, "xtc_threshold": 0.0}, temperature=1, seed=3)
         report.expect(excluded != best, "xtc excludes the likely")
-        report.expect(
-            say({"min_tokens": 3, "stop_token_ids": [first], "ignore_eos": False}, **held) == " red" * 2,
-            "stop_token_ids end a text behind min_tokens",
-        )
+        text = say({"min_tokens": 3, "stop_token_ids": [first], "ignore_eos": False}, **held)
+        report.expect(text != "" and "red" not in text, "stop_token_ids end a text, behind min_tokens", text)
         stop = best[3:5]
         ended = client.chat.completions.create(**base, stop=[stop, "never"], extra_body=kept).choices[0]
         ok = ended.message.content == best[: best.find(stop)] and ended.finish_reason == "stop"
@@ -215,9 +220,7 @@ def by_openai_responses(report: Report, server: RunningServer) -> None:
 
 def by_anthropic(report: Report, server: RunningServer) -> None:
     """Messages with the `anthropic` package."""
-    http = anthropic.DefaultHttpxClient(trust_env=False, timeout=120)
-    made = anthropic.Anthropic(base_url=server.url, api_key="none", http_client=http, max_retries=0)
-    with made as typed:
+    with anthropic_client(server) as typed:
         client: Any = typed  # its types know Anthropic's models, and only options that all of them have
         model = _model(server)
         base: dict[str, Any] = {"model": model, "max_tokens": 200, "messages": ASK}
