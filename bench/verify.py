@@ -239,7 +239,9 @@ CHECKS: dict[str, Check] = {
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
     "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
-    "retries": on_tiny(lambda report, server: clients.retries(report, server, rows=2 + 32), "--max-num-seqs", "2"),
+    "retries": on_tiny(
+        lambda report, server: clients.retries(report, server, running=2, waiting=32), "--max-num-seqs", "2"
+    ),
     "schemas": on_demo(lambda report, server: structured.schema_outputs(report, server, 100, 200)),
     "mixed-options": on_demo(
         lambda report, server: structured.mixed_options(

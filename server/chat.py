@@ -120,10 +120,10 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
         elif isinstance(message.content, list):
             for j, part in enumerate(message.content):
                 place = f"{field}[{j}]"
-                if part.type != "text":
+                if part.type not in ("text", "refusal"):
                     raise invalid(f"{place}.type: parts of type {part.type!r} are not supported", f"{place}.type")
-                if part.text is None:
-                    raise invalid(f"{place}.text is required", f"{place}.text")
+                if (part.text if part.type == "text" else part.refusal) is None:
+                    raise invalid(f"{place}.{part.type} is required", f"{place}.{part.type}")
     check_depth(messages, "messages")
 
 

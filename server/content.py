@@ -20,7 +20,8 @@ def text_of(content: Any, place: str, kinds: Collection[str]) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in kinds:
             raise unsupported(kind, f"{place}[{i}]")
-        texts.append(word_of(part, "text", f"{place}[{i}]"))
+        key = "refusal" if kind == "refusal" else "text"
+        texts.append(word_of(part, key, f"{place}[{i}]"))
     return "\n".join(texts)
 
 

@@ -86,7 +86,10 @@ def _prompt(request: CountTokensRequest) -> tuple[list[dict[str, Any]], Tools, d
     if thinking is not None and thinking.type not in ("enabled", "disabled", "adaptive"):
         raise invalid(f"thinking.type must be enabled, adaptive or disabled, not {thinking.type!r}", "thinking.type")
     kwargs: dict[str, Any] = {"enable_thinking": thinking is not None and thinking.type != "disabled"}
-    if messages[-1]["role"] == "assistant":
+    last = messages[-1]
+    if last["role"] == "assistant" and not last["content"] and "tool_calls" not in last:
+        messages.pop()  # it may be empty, and is then no beginning
+    elif last["role"] == "assistant":
         kwargs["continue_final_message"] = True
     if request.output_config is not None and request.output_config.effort is not None:
         kwargs["reasoning_effort"] = request.output_config.effort

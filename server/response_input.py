@@ -10,7 +10,7 @@ from server.errors import invalid
 from server.schemas_responses import FunctionCallItem, MessageItem, OutputItem, ReasoningItem
 
 Message = dict[str, Any]
-_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 
 def input_messages(given: str | list[dict[str, Any]]) -> list[Message]:

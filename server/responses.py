@@ -97,8 +97,10 @@ def parse_response(body: bytes, model: str, request_id: str) -> tuple[str | None
     async def prepare(generation: Generation, client: AsyncClient) -> None:
         earlier: list[dict[str, Any]] = []
         if request.previous_response_id is not None:
-            earlier = (await recall(client, request.previous_response_id)).messages
+            earlier = (await recall(client, request.previous_response_id, "previous_response_id")).messages
         conversation.extend([*earlier, *messages])
+        if not conversation:
+            raise invalid("input must not be empty", "input")
         check_messages(conversation)
         generation.prompts = [{"messages": [*instructions, *conversation]}]
 
@@ -219,11 +221,11 @@ def _sse(*events: ResponseEvent) -> bytes:
     return b"".join(named_event(event.type, encode_json(event)) for event in events)
 
 
-async def recall(client: AsyncClient, response_id: str) -> KeptResponse:
-    """A response that was kept. Raises ApiError when there is none (any more)."""
+async def recall(client: AsyncClient, response_id: str, param: str | None = None) -> KeptResponse:
+    """A response that was kept. Raises ApiError, naming `param`, when there is none (any more)."""
     kept = await client.recall(f"response:{response_id}")
     if kept is None:
-        raise ApiError(NOT_FOUND, f"there is no response {response_id!r} (any more)", param="previous_response_id")
+        raise ApiError(NOT_FOUND, f"there is no response {response_id!r} (any more)", param=param)
     return msgspec.json.decode(kept, type=KeptResponse)
 
 

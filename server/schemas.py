@@ -99,10 +99,11 @@ class ToolCallBody(Struct):
 
 
 class ContentPart(Struct):
-    """One part of a message's content. Only `text` parts are served."""
+    """One part of a message's content. Only `text` and `refusal` parts are served."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(Struct):

@@ -157,7 +157,12 @@ class EngineActor(Actor):
         self.add_socket(self._socket, self._receive)
         template = model.files.chat_template is not None
         card = ModelCard(
-            config.model_name, model.context, model.vocab_size, has_chat_template=template, task=config.task
+            config.model_name,
+            model.context,
+            model.vocab_size,
+            has_chat_template=template,
+            created=int((model.files.path / "config.json").stat().st_mtime),
+            task=config.task,
         )
         return endpoint, card
 

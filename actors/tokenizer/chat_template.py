@@ -132,14 +132,14 @@ def _flat_content(where: str, content: Any) -> str:
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text":
+        if kind not in ("text", "refusal"):
             got = _kind(part) if kind is None else repr(kind)
             raise TemplateError(
                 f'{where}.content[{i}] must be {{"type": "text", "text": …}}; this model takes text, not {got}'
             )
-        text = part.get("text")
+        text = part.get(kind)
         if not isinstance(text, str):
-            raise TemplateError(f"{where}.content[{i}].text must be a text, not {_kind(text)}")
+            raise TemplateError(f"{where}.content[{i}].{kind} must be a text, not {_kind(text)}")
         texts.append(text)
     return "\n".join(texts)
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import openai
 
 from bench.ask import post
 from bench.checks.report import Report
-from bench.harness import ROOT, RunningServer
+from bench.harness import ROOT, RunningServer, wait_until
 from protocol import AsyncClient
 
 PAINT: dict[str, Any] = {
@@ -121,7 +122,8 @@ def by_openai_chat(report: Report, server: RunningServer) -> None:
 
 def by_openai_options(report: Report, server: RunningServer) -> None:
     """Every option of sampling with the `openai` package, each by an effect that only it can have; and completions."""
-    first, second = (post(f"{server.url}/tokenize", {"prompt": text}).body["tokens"][0] for text in (" red", " green"))
+    colours = post(f"{server.url}/tokenize", {"prompt": " red green blue white black brown"}).body["tokens"]
+    red = str(colours[0])
     with openai_client(server) as client:
         base: dict[str, Any] = {"model": _model(server), "messages": ASK, "max_tokens": 12, "temperature": 0}
         kept: dict[str, Any] = {"ignore_eos": True}
@@ -131,16 +133,16 @@ def by_openai_options(report: Report, server: RunningServer) -> None:
             return client.chat.completions.create(**given).choices[0].message.content or ""
 
         best = say()
-        held: dict[str, Any] = {"logit_bias": {str(first): 80}}
+        held: dict[str, Any] = {"logit_bias": {red: 80}}
         report.expect(say(**held) == " red" * 12, "logit_bias decides")
-        rival: dict[str, Any] = {"logit_bias": {str(first): 80, str(second): 79}, "max_tokens": 60}
-        plain = say(**rival)
+        rivals: dict[str, Any] = {"logit_bias": {str(token): 80 for token in colours}}
+        plain = say(**rivals).split()
         for name in ("frequency_penalty", "presence_penalty"):
             penalty: dict[str, Any] = {name: 2.0}
-            text = say(**rival, **penalty)
-            report.expect(text.count("green") > plain.count("green"), f"{name} turns to another token", [plain, text])
-        text = say({"repetition_penalty": 100.0}, **rival)
-        report.expect(text.count("red") + text.count("green") <= 2, "repetition_penalty forbids to repeat", text)
+            words = say(**rivals, **penalty).split()
+            report.expect(len(set(words)) > len(set(plain)), f"{name} turns to other tokens", [plain, words])
+        words = say({"repetition_penalty": 100.0}, **rivals).split()
+        report.expect(len(set(words)) == len(words), "repetition_penalty forbids to repeat", words)
         wild: dict[str, Any] = {"temperature": 2, "seed": 3}
         report.expect(say(**wild) != best, "a temperature of 2 is not greedy")
         report.expect(say({"top_k": 1}, **wild) == best, "top_k of 1 is greedy")
@@ -148,8 +150,8 @@ def by_openai_options(report: Report, server: RunningServer) -> None:
         report.expect(say(**wild, top_p=1e-6) == best, "a tiny top_p is greedy")
         excluded = say({"xtc_probability": 1.0, "xtc_threshold": 0.0}, temperature=1, seed=3)
         report.expect(excluded != best, "xtc excludes the likely")
-        text = say({"min_tokens": 3, "stop_token_ids": [first], "ignore_eos": False}, **held)
-        report.expect(text != "" and "red" not in text, "stop_token_ids end a text, behind min_tokens", text)
+        text = say({"min_tokens": 3, "stop_token_ids": [int(red)], "ignore_eos": False}, **held)
+        report.expect(text != "" and " red" not in text, "stop_token_ids end a text, behind min_tokens", text)
         stop = best[3:5]
         ended = client.chat.completions.create(**base, stop=[stop, "never"], extra_body=kept).choices[0]
         ok = ended.message.content == best[: best.find(stop)] and ended.finish_reason == "stop"
@@ -338,21 +340,35 @@ def install_npm(folder: Path) -> None:
         subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
 
 
-def retries(report: Report, server: RunningServer, rows: int) -> None:
+def retries(report: Report, server: RunningServer, running: int, waiting: int) -> None:
     """A server that is full: the `openai` package waits as it is told, tries again, and gets its answer."""
     seen: list[int] = []
-    hooks: dict[str, Any] = {"response": [lambda one: seen.append(one.status_code)]}
+    refused = threading.Event()
+
+    def look(response: Any) -> None:
+        seen.append(response.status_code)
+        if response.status_code == 503:
+            refused.set()
+
+    hooks: dict[str, Any] = {"response": [look]}
+    model = _model(server)
     with openai.DefaultHttpxClient(trust_env=False, timeout=120, event_hooks=hooks) as http:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=20)
 
         async def fill() -> str | None:
             async with AsyncClient(endpoint=server.endpoint) as zmq:
-                streams = [zmq.generate(ids=[700], max_tokens=50, temperature=0, ignore_eos=True) for _ in range(rows)]
-                async for _ in streams[0]:
-                    break
-                asked = asyncio.to_thread(
-                    client.chat.completions.create, model=_model(server), messages=ASK, max_tokens=2
+                # It stays full until a refusal was seen.
+                long = [zmq.generate(ids=[700], max_tokens=60_000, ignore_eos=True) for _ in range(running)]
+                for stream in long:
+                    await anext(stream)
+                _ = [zmq.generate(ids=[700], max_tokens=1) for _ in range(waiting)]
+                await asyncio.to_thread(wait_until, lambda: server.load()["waiting"] == waiting, 30)
+                asked = asyncio.create_task(
+                    asyncio.to_thread(client.chat.completions.create, model=model, messages=ASK, max_tokens=2)
                 )
+                await asyncio.to_thread(refused.wait, 30)
+                for stream in long:
+                    stream.cancel()
                 return (await asked).choices[0].finish_reason
 
         reason = asyncio.run(fill())

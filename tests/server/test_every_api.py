@@ -68,6 +68,25 @@ def test_a_message_that_ends_with_the_assistant_is_continued(worker: HttpWorker,
     assert "continue_final_message" not in asked(worker, "messages").template_kwargs
 
 
+def test_an_empty_last_message_begins_nothing(worker: HttpWorker) -> None:
+    request = asked(worker, "messages", messages=[*TURN, {"role": "assistant", "content": ""}])
+    assert request.messages == TURN
+    assert "continue_final_message" not in request.template_kwargs
+
+
+def test_what_was_refused_before_is_part_of_the_conversation(worker: HttpWorker) -> None:
+    said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert asked(worker, "chat/completions", messages=[*TURN, said, *TURN]).messages == [*TURN, said, *TURN]
+    turns = asked(worker, "responses", input=[*TURN, said, *TURN]).messages
+    assert turns is not None
+    assert turns[1]["content"] == "No."
+
+
+def test_an_empty_input_is_named(worker: HttpWorker) -> None:
+    empty = worker.client.post("/v1/responses", json={"input": []})
+    assert (empty.status_code, empty.json()["error"]["param"]) == (400, "input")
+
+
 def test_a_chat_is_continued_when_asked(worker: HttpWorker) -> None:
     both = {"continue_final_message": True, "add_generation_prompt": False}
     assert asked(worker, "chat/completions", **both).template_kwargs == both

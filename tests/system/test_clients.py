@@ -39,5 +39,5 @@ def test_npm(server: RunningServer, report: Report):
 
 def test_a_full_server_is_asked_again(tiny_model: Path, report: Report):
     with RunningServer(tiny_model, "--max-num-seqs", "2") as full:
-        clients.retries(report, full, rows=2 + 32)
+        clients.retries(report, full, running=2, waiting=32)
     assert report.failures == []
