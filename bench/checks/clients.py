@@ -267,7 +267,8 @@ def by_anthropic(report: Report, server: RunningServer) -> None:
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": blocks[0].id, "content": "done"}]},
         ]
         after = client.messages.create(**{**base, "messages": done, "max_tokens": 4}, tools=[tool])
-        report.expect(after.usage.input_tokens > called.usage.input_tokens, "the result of a tool is taken")
+        before, behind = (one.usage.input_tokens + one.usage.cache_read_input_tokens for one in (called, after))
+        report.expect(behind > before, "the result of a tool is taken", [before, behind])
         try:
             client.messages.create(**base, extra_body={"temperature": 9.0})
             report.expect(False, "a wrong option is refused")
