@@ -245,7 +245,7 @@ CHECKS: dict[str, Check] = {
     "schemas": on_demo(lambda report, server: structured.schema_outputs(report, server, 100, 200)),
     "mixed-options": on_demo(
         lambda report, server: structured.mixed_options(
-            report, server, [*range(structured.MIXES)], 64, 0.6, rounds=3, alone=4
+            report, server, [*range(structured.MIXES)], 40, 0.6, rounds=2, alone=8
         )
     ),
     "compiling": on_demo(lambda report, server: structured.compiling(report, server, tokens=150, factor=1.3)),

@@ -76,8 +76,8 @@ ITEM: dict[str, Any] = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
-SCHEMA: dict[str, Any] = {"type": "array", "items": ITEM, "minItems": 3, "maxItems": 3}
-REGEX = "([a-f]{3}-[0-9]{2} ){5}end"
+SCHEMA: dict[str, Any] = {"type": "array", "items": ITEM, "minItems": 2, "maxItems": 2}
+REGEX = "([a-f]{3}-[0-9]{2} ){4}end"
 STOPS = [". ", "zzz"]
 MIXES = 64
 
