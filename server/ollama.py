@@ -18,15 +18,16 @@ from protocol.messages import Grammar, SamplingParams, ToolChoice
 from server.backend import Backend
 from server.chat import template_kwargs
 from server.errors import UNSUPPORTED, ApiError, invalid
-from server.generation import Generation, checked_params
+from server.generation import Generation, sampling_params
 from server.ollama_answers import OllamaAnswer, now
 from server.request_body import check_depth, decode_request
-from server.schemas import FunctionSpec, ToolSpec
+from server.schemas import FunctionSpec, SamplingFields, ToolSpec
 from server.schemas_ollama import (
     OllamaChatRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaMessage,
+    OllamaOptions,
     OllamaRequest,
     OllamaShowRequest,
 )
@@ -35,7 +36,7 @@ from server.tools import Tools, tool_of
 
 VERSION = "0.12.0"  # of Ollama's API that this follows
 LINES = "application/x-ndjson"
-_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty", "stop": "stop"}
+_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 _INSTEAD = {
     "pull": "callboard pull MODEL",
     "delete": "callboard rm MODEL",
@@ -221,26 +222,25 @@ def _details() -> dict[str, Any]:
 
 
 def _params(request: OllamaRequest) -> SamplingParams:
-    options = request.options
-    grammar = _grammar(request)
-    if options is None:
-        return SamplingParams(grammar=grammar)
-    stop = options.stop or []
-    most = options.num_predict if options.num_predict is not None and options.num_predict >= 0 else None
-    params = SamplingParams(
+    options = request.options or OllamaOptions()
+    fields = SamplingFields(
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=options.top_k,
         min_p=options.min_p,
         seed=options.seed,
-        max_tokens=most,
-        stop=[stop] if isinstance(stop, str) else stop,
         repetition_penalty=options.repeat_penalty,
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
-        grammar=grammar,
     )
-    return checked_params(params, _NAMES)
+    most = options.num_predict
+    return sampling_params(
+        fields,
+        max_tokens=most if most is not None and most >= 0 else None,
+        stop=options.stop,
+        grammar=_grammar(request),
+        names=_NAMES,
+    )
 
 
 def _grammar(request: OllamaRequest) -> Grammar | None:
