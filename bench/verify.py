@@ -172,10 +172,10 @@ def poison(report: Report) -> None:
 def kill_kinds(report: Report) -> None:
     """Rows of every kind, three deaths of the engine, and two at unlucky moments."""
     with tempfile.TemporaryDirectory() as folder:
-        faults = Faults(Path(folder), *kinds.row_faults(folder))
+        faults = Faults(Path(folder), *kinds.row_faults(Path(folder)))
         with RunningServer(tiny_model(), environment=faults.environment()) as server:
             kinds.kinds(report, server, tokens=300, kills=3)
-            kinds.unlucky_moments(report, server, 150)
+            kinds.unlucky_moments(report, server, Path(folder), 150)
 
 
 def bad_machine(report: Report) -> None:

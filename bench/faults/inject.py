@@ -27,6 +27,7 @@ class Faults:
     """The faults of one server. `folder`, which is there, gets the switches."""
 
     def __init__(self, folder: Path, *rows: RowFault) -> None:
+        self.folder = folder
         self._rows = rows
         self._disk = folder / "disk.json"
         self._clock = folder / "clock"

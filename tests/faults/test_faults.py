@@ -29,7 +29,7 @@ def breakable(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
     """What is to go wrong in the server."""
     folder = tmp_path_factory.mktemp("faults")
-    return Faults(folder, *recovery.poison_faults(), *kinds.row_faults(str(folder)))
+    return Faults(folder, *recovery.poison_faults(), *kinds.row_faults(folder))
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,10 @@ def test_rows_of_every_kind_survive_the_death_of_the_engine(server: RunningServe
     kinds.kinds(report, server, tokens=120, kills=1, each=1)
 
 
-def test_the_engine_may_die_building_a_grammar_and_when_choices_join(server: RunningServer, report: Report):
-    kinds.unlucky_moments(report, server, 30)
+def test_the_engine_may_die_building_a_grammar_and_when_choices_join(
+    server: RunningServer, faults: Faults, report: Report
+):
+    kinds.unlucky_moments(report, server, faults.folder, 30)
 
 
 def test_cut_frames_and_a_clock_that_jumps_lose_nothing(
