@@ -184,7 +184,7 @@ def bad_machine(report: Report) -> None:
         faults = Faults(Path(folder))
         with RunningServer(tiny_model(), environment=faults.environment()) as server:
             surroundings.disks(report, server, faults, tiny_model(), streams=24, tokens=300)
-            surroundings.clock_jump(report, server, faults, streams=24, tokens=2000)
+            surroundings.clock_jump(report, server, faults, streams=24, tokens=600)
             surroundings.cut_frames(report, server, faults, tiny_model(), streams=24, tokens=100)
 
 

@@ -238,17 +238,14 @@ class EngineActor(Actor):
     def _obey_command(self, peer: bytes, command: EngineCommand) -> None:
         if command.epoch != self.me.epoch or command.streamer < self._streamer:
             return
+        if command.streamer > self._streamer:  # by whatever it says first: an Attach may have been lost
+            self._engine.reset()
+            self._lost.clear()
+            self._streamer, self._peer = command.streamer, peer
+            log.info("streamer attached", streamer=command.streamer)
         match command:
-            case Attach(streamer=streamer):
-                if streamer > self._streamer:
-                    self._engine.reset()
-                    self._lost.clear()
-                self._streamer = streamer
+            case Attach():
                 self._peer = peer
-                log.info("streamer attached", streamer=streamer)
-            case Submit() | Abort() if command.streamer != self._streamer:
-                self.faults += 1
-                log.error("a command of a streamer that never attached", streamer=command.streamer)
             case Submit(rid=rid):
                 self._trail.took(rid)
                 self._engine.submit(command)

@@ -33,6 +33,7 @@ QUESTION = [{"role": "user", "content": "Name some rivers."}]
 FREE = {"ignore_eos": True}
 REGEX = Grammar("regex", "([a-f]{3}-[0-9]{2} ){60}")
 TRIES = 50
+PATIENCE = 150.0  # seconds until all rows must have ended
 GRAMMAR_IDS, SIBLING_IDS = [4442, 4443, 4444], [4542, 4543, 4544]
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -118,7 +119,9 @@ async def _run(
                 await reached(partial(_more, flat, _count(flat)), 60, "tokens come")
                 await asyncio.sleep(draw.uniform(0.0, 0.6))
                 os.kill((await asyncio.to_thread(server.pids))["engine"], signal.SIGKILL)
-            got = iter(await asyncio.wait_for(asyncio.gather(*tasks), 200))
+            _, late = await asyncio.wait(tasks, timeout=PATIENCE)
+            assert not late, f"{len(late)} rows have not ended after {PATIENCE:g} s"
+            got = iter([task.result() for task in tasks])
     return [[next(got) for _ in choices] for choices in streams]
 
 

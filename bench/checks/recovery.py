@@ -42,15 +42,16 @@ def events(server: RunningServer) -> list[dict[str, Any]]:
     return lines
 
 
-def _clock(line: dict[str, Any]) -> float:
+def clock(line: dict[str, Any]) -> float:
+    """When a log line was written, in seconds since 1970."""
     return datetime.fromisoformat(line["timestamp"]).timestamp()
 
 
 def cold_start(server: RunningServer) -> float:
     """Seconds from the start of the first engine to ready, beside the other processes' starts."""
     log = events(server)
-    began = next(_clock(line) for line in log if line["event"] == "BLAS" or line.get("actor") == "engine")
-    return next(_clock(line) for line in log if line["event"] == "ready" and line.get("actor") == "engine") - began
+    began = next(clock(line) for line in log if line["event"] == "BLAS" or line.get("actor") == "engine")
+    return next(clock(line) for line in log if line["event"] == "ready" and line.get("actor") == "engine") - began
 
 
 class Blow:
@@ -229,8 +230,8 @@ def front_deaths(report: Report, server: RunningServer, actor: str, streams: int
 def start_seconds(server: RunningServer, actor: str) -> float:
     """Seconds from the last start of an actor to its readiness."""
     log = [line for line in events(server) if line.get("actor") == actor]
-    began = [_clock(line) for line in log if line["event"] == "actor started"]
-    ready = [_clock(line) for line in log if line["event"] == "ready"]
+    began = [clock(line) for line in log if line["event"] == "actor started"]
+    ready = [clock(line) for line in log if line["event"] == "ready"]
     return max(0.0, ready[-1] - began[-1]) if began and ready else 0.0
 
 
