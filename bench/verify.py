@@ -174,7 +174,7 @@ def kill_kinds(report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         faults = Faults(Path(folder), *kinds.row_faults(Path(folder)))
         with RunningServer(tiny_model(), environment=faults.environment()) as server:
-            kinds.kinds(report, server, tokens=300, kills=3)
+            kinds.kinds(report, server, tokens=200, kills=3, each=2)
             kinds.unlucky_moments(report, server, Path(folder), 150)
 
 
