@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -37,6 +38,7 @@ from bench.checks import (
     interference,
     limits,
     loop,
+    lora,
     neighbours,
     peers,
     prefixes,
@@ -156,6 +158,18 @@ def poison(report: Report) -> None:
         recovery.poison(report, server, tiny_model(), streams=50, tokens=300)
 
 
+def lora_check(report: Report) -> None:
+    """What adapters cost a step, and that clients get those they ask for."""
+    lora.step_time(report, "tiny", rows=256, rounds=7, bars={"base": 1.1})
+    lora.step_time(report, "demo", rows=64, rounds=5, bars={"base": 1.1, "four adapters": 1.5})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RunningServer(tiny_model(), *lora.arguments(tiny_model(), Path(folder))) as server,
+    ):
+        lora.by_openai(report, server)
+        lora.over_zmq(report, server, tokens=300)
+
+
 KINDS: list[tuple[str, int | None]] = [
     ("plain", None),
     ("sliding", None),
@@ -238,6 +252,7 @@ CHECKS: dict[str, Check] = {
     ),
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
+    "lora": lora_check,
     "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
     "retries": on_tiny(lambda report, server: clients.retries(report, server, rows=2 + 32), "--max-num-seqs", "2"),
     "schemas": on_demo(lambda report, server: structured.schema_outputs(report, server, 100, 200)),

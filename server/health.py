@@ -5,7 +5,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from protocol.errors import LOADING, MODEL_NOT_FOUND
+from protocol.errors import LOADING
 from protocol.messages import PrefixStats
 from server.backend import Backend
 from server.errors import ApiError
@@ -50,21 +50,22 @@ class HealthEndpoints:
 
     async def models(self, _request: Request) -> Response:
         """The models that can be asked for. Raises ApiError while none is loaded."""
-        return _json(ModelListBody([self._model()]))
+        return _json(ModelListBody(self._models()))
 
     async def model(self, request: Request) -> Response:
         """One model by name. Raises ApiError when there is none of that name."""
-        model = self._model()
-        if request.path_params["name"] != model.id:
-            text = f"the model {request.path_params['name']!r} does not exist here; this server has {model.id!r}"
-            raise ApiError(MODEL_NOT_FOUND, text, param="model")
-        return _json(model)
+        models = {model.id: model for model in self._models()}
+        self._backend.check_model(request.path_params["name"])
+        return _json(models[request.path_params["name"]])
 
-    def _model(self) -> ModelBody:
+    def _models(self) -> list[ModelBody]:
         card = self._backend.card
         if card is None:
             raise ApiError(LOADING, "the model is still loading")
-        return ModelBody(card.name, card.created, card.context)
+        return [
+            ModelBody(each.name, each.created, each.context, each.root or each.name, each.parent or None)
+            for each in card.all()
+        ]
 
 
 def _prefix_cache(prefix: PrefixStats) -> HealthPrefixCache:

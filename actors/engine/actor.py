@@ -8,11 +8,13 @@ import gc
 import math
 import time
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import structlog
 import zmq
 
+from actors.adapter_files import read_adapter
 from actors.base import Actor, StartError
 from actors.engine import memory, weights
 from actors.engine.block_cuts import PackedBlock
@@ -76,8 +78,10 @@ class EngineActor(Actor):
                 config.trust_remote_code,
                 config.kv_bits,
                 config.kv_group_size,
+                [read_adapter(name, Path(folder)) for name, folder in config.adapters.items()],
+                config.max_loras,
             )
-        except ModelError as error:
+        except (ModelError, ValueError) as error:
             raise StartError(str(error)) from error
         memory.set_limits(config.max_num_seqs, model.vocab_size)
         free = memory.cache_budget(config.memory_limit, config.max_num_seqs, model.vocab_size)
@@ -103,6 +107,8 @@ class EngineActor(Actor):
             log.warning("rows run one at a time: their caches can't be batched", caches=model.cache_kinds)
         elif not model.batches_prefill:
             log.info("prompts are prefilled one row at a time", caches=model.cache_kinds)
+        if model.adapters is not None:
+            log.info("adapters", names=list(config.adapters), resident=model.adapters.resident)
         log.info("memory", cache_mb=budget >> 20, row_kb_per_token=round(model.row_memory.per_token / 1024, 2))
         self._trail = Trail(self.me.run_dir, self.me.epoch)
         self._store: PrefixStore[PackedBlock] | None = None
@@ -152,7 +158,12 @@ class EngineActor(Actor):
         self.add_socket(self._socket, self._receive)
         template = model.files.chat_template is not None
         card = ModelCard(
-            config.model_name, model.context, model.vocab_size, has_chat_template=template, task=config.task
+            config.model_name,
+            model.context,
+            model.vocab_size,
+            has_chat_template=template,
+            task=config.task,
+            adapters=config.adapters,
         )
         return endpoint, card
 
