@@ -77,6 +77,7 @@ def test_logits_are_those_of_mlx_lm(kind: str, kind_model, tmp_path: Path) -> No
     from mlx_lm.tuner.utils import load_adapters
 
     def fresh() -> Model:
+        mx.random.seed(0)  # some architectures begin with random vectors
         return quantized(kind_model("plain")) if kind == "weights" else kind_model(kind)
 
     model = with_adapters(fresh(), tmp_path)
@@ -89,14 +90,14 @@ def test_logits_are_those_of_mlx_lm(kind: str, kind_model, tmp_path: Path) -> No
     for row, (rid, name) in zip((0, 1, 3, 4), enumerate(NAMES), strict=True):
         network = load_adapters(fresh()._network, str(tmp_path / name))
         network.eval()
-        wanted = network(ids)
+        wanted = network(ids, cache=model.new_caches())
         size = float(mx.abs(wanted).max())
         assert float(mx.abs(wanted - base).max()) > 0.1 * size, "the adapter changes nothing"
         for found in (together[row : row + 1], model.forward(ids, model.new_caches(), [rid])):
             assert float(mx.abs(found - wanted).max()) < 1e-4 * size
 
 
-def requests_of(make_request, count: int = 15, budget: int = 16, **more: Any) -> list[Submit]:
+def requests_of(make_request, count: int = 10, budget: int = 10) -> list[Submit]:
     """Rows without an adapter and with each, greedy and sampled, of several lengths."""
     return [
         make_request(
@@ -105,7 +106,6 @@ def requests_of(make_request, count: int = 15, budget: int = 16, **more: Any) ->
             budget - rid % 3,
             temperature=[0.0, 0.9][rid % 2],
             adapter=["", *NAMES][rid % 5],
-            **more,
         )
         for rid in range(count)
     ]
@@ -137,7 +137,8 @@ def test_few_places_in_memory_are_enough_for_many_adapters(
     assert model.adapters.resident == ["ada"]
     requests = requests_of(make_request)
     run = start_run(model)
-    assert_same(model, requests, run.all(requests), same_as_plain)
+    tokens = run.all(requests)
+    assert_same(with_adapters(plain_model(), tmp_path), requests, tokens, same_as_plain)
     assert set(run.reasons.values()) == {"length"}
 
 
@@ -280,8 +281,7 @@ def test_adapters_of_half_precision_are_kept_so(plain_model, tmp_path: Path) -> 
     files = read_adapter("x", folder)
     lora = Lora(model._network, [files], 1)
     Adapters(lora, [files]).preload()
-    table = next(iter(lora._tables.values()))
+    name, table = next(iter(lora._tables.items()))
     assert table.a.dtype == mx.bfloat16
-    name = sorted(linears(model))[0]
     assert mx.array_equal(table.a, weights[f"{name}.lora_a"].T)
     assert mx.array_equal(table.b, weights[f"{name}.lora_b"] * 2)
