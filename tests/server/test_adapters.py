@@ -53,7 +53,10 @@ def test_an_adapter_is_a_model_to_http_clients(start_worker: Callable[..., HttpW
     answer = worker.client.post("/v1/chat/completions", json=chat() | {"model": "fr"})
     assert answer.json()["model"] == "fr"
     assert worker.streamer.stream().request.model == "fr"
-    bodies = {"/v1/responses": {"input": "x"}, "/v1/messages": {"max_tokens": 9, "messages": chat()["messages"]}}
+    bodies = {
+        "/v1/responses": {"input": "x", "store": False},
+        "/v1/messages": {"max_tokens": 9, "messages": chat()["messages"]},
+    }
     for path, body in bodies.items():
         assert worker.client.post(path, json=body | {"model": "fr"}).json()["model"] == "fr"
         assert worker.client.post(path, json=body).json()["model"] == "tiny"
