@@ -235,6 +235,7 @@ CHECKS: dict[str, Check] = {
     "scaling": on_demo(
         lambda report, server: limits.scaling(report, server, bars={5: 2.5, 16: 5.0}, tokens=48, rounds=3)
     ),
+    "lora": lora_check,
     "prefix-ttft": lambda report: prefixes.ttft(report, DEMO, 4096, bars=(0.05, 0.10)),
     "prefix-restore": lambda report: prefixes.restore(report, demo_folder(), tokens=4096, rounds=5, bar=0.6),
     "prefix-shared": on_tiny(lambda report, server: prefixes.shared(report, server, users=32, tokens=2048)),
@@ -252,7 +253,6 @@ CHECKS: dict[str, Check] = {
     ),
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
-    "lora": lora_check,
     "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
     "retries": on_tiny(
         lambda report, server: clients.retries(report, server, running=2, waiting=32), "--max-num-seqs", "2"

@@ -5,7 +5,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from protocol.errors import LOADING
+from protocol.errors import LOADING, MODEL_NOT_FOUND
 from protocol.messages import PrefixStats
 from server.backend import Backend
 from server.errors import ApiError
@@ -55,8 +55,11 @@ class HealthEndpoints:
     async def model(self, request: Request) -> Response:
         """One model by name. Raises ApiError when there is none of that name."""
         models = {model.id: model for model in self._models()}
-        self._backend.check_model(request.path_params["name"])
-        return _json(models[request.path_params["name"]])
+        name = request.path_params["name"]
+        if name not in models:
+            text = f"the model {name!r} does not exist here; this server has {', '.join(map(repr, models))}"
+            raise ApiError(MODEL_NOT_FOUND, text, param="model")
+        return _json(models[name])
 
     def _models(self) -> list[ModelBody]:
         card = self._backend.card

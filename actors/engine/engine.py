@@ -377,15 +377,12 @@ class Engine:
         self._prefill.remove(plan.drop)
         self._batch.remove(plan.drop)
         self._batch.keep_within(self._limits.cache_bytes - plan.prefill_bytes)
-        again = set(plan.admit)
-        gone = [rid for rid in plan.drop if rid not in again]
         if self._prefix is not None:
-            self._prefix.release(gone)
-        if self._model.adapters is not None:
-            self._model.adapters.release(gone)
-            self._use_adapters(plan.admit)
+            again = set(plan.admit)
+            self._prefix.release(rid for rid in plan.drop if rid not in again)
         for rid in plan.admit:
             self._prefill.add(self._requests[rid].row())
+        self._swap_adapters(plan)
         step_before = self._batch.in_flight > 0
         began = 0.0
         for _ in self._prefill.run(plan.chunks):
@@ -425,6 +422,12 @@ class Engine:
         self._delivering = 0.0
         self._pass_on(outcome, deliver)
         self._delivering = 0.0
+
+    def _swap_adapters(self, plan: Plan) -> None:
+        if self._model.adapters is not None:
+            again = set(plan.admit)
+            self._model.adapters.release(rid for rid in plan.drop if rid not in again)
+            self._use_adapters(plan.admit)
 
     def _use_adapters(self, rids: Iterable[int]) -> None:
         if self._model.adapters is not None:

@@ -47,8 +47,7 @@ def never_held(rid: int) -> bool:
 class Limits(msgspec.Struct, frozen=True):
     """Bounds of one turn. Token counts; a row's last prompt token counts as its first decode step.
 
-    All rows' caches together may take `cache_bytes`; those of a row of n tokens take `row_bytes(n)`. Rows that are
-    prefilling or running have `max_loras` adapters at most.
+    All rows' caches together may take `cache_bytes`; those of a row of n tokens take `row_bytes(n)`.
     """
 
     max_num_seqs: int = 256
@@ -56,7 +55,7 @@ class Limits(msgspec.Struct, frozen=True):
     prefill_step_size: int = 2048
     cache_bytes: int = 1 << 62
     row_bytes: Callable[[int], int] = no_bytes
-    max_loras: int = 1 << 30
+    max_loras: int = 1 << 30  # adapters of all rows that are prefilling or running
 
     def admission_bytes(self, length: int) -> int:
         """Bytes that a row of so many tokens takes until it runs: its own caches, and beside them a slot of the batch,
