@@ -11,7 +11,7 @@ from actors.streamer.stream import WINDOW
 from actors.streamer.warm_prompts import read_warm_prompts
 from protocol import Client
 from protocol.codec import encode, server_codec
-from protocol.errors import MODEL_NOT_FOUND, RequestFailed, RequestRejected, ServerLost
+from protocol.errors import RequestFailed, RequestRejected, ServerLost
 from protocol.ids import unpack_ids
 from protocol.limits import MAX_DEPTH, MAX_MESSAGES
 from protocol.messages import CallFailed, Credit, Deltas, Generate, Hello, Refused, SamplingParams, Stop, Welcome
@@ -54,26 +54,6 @@ class RawClient:
             message = self.receive(Deltas)
             if message.ends:
                 return message.ends[0]
-
-
-def test_an_adapter_is_asked_for_as_a_model_and_outlives_the_engine(make_rig):
-    rig = make_rig(adapters={"fr": "adapters/fr"})
-    rig.announce()
-    client = rig.client()
-    with pytest.raises(RequestRejected, match="use 'tiny', 'fr'") as refusal:
-        client.generate("x", model="de").text()
-    assert refusal.value.code == MODEL_NOT_FOUND
-    stream = client.generate("x", model="fr", max_tokens=3)
-    base = client.generate("x", model="tiny", max_tokens=3)
-    submit, other = rig.engine.submit(), rig.engine.submit()
-    assert {submit.adapter, other.adapter} == {"fr", ""}
-    adapted = submit if submit.adapter else other
-    rig.engine.step({adapted.rid: 700})
-    rig.replace_engine()
-    again = [rig.engine.submit()]
-    assert again[0].adapter == "fr"
-    stream.cancel()
-    base.cancel()
 
 
 def test_text_goes_round(rig):
