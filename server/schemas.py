@@ -370,6 +370,7 @@ class HealthPrefixCache(Struct):
     ssd_limit: int
     queued_bytes: int
     faults: int
+    yielded_bytes: int
 
 
 class HealthEngine(Struct):

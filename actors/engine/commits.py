@@ -50,6 +50,7 @@ class Commits:
         self._interval = interval
         self._cuts: deque[_Cut] = deque()
         self._failed = False
+        self._unpinned = False
 
     def __len__(self) -> int:
         return len(self._cuts)
@@ -177,6 +178,7 @@ class Commits:
             parent, key = key, snapshot_key(key)
         span = ids[cut.end - BLOCK : cut.end]
         self._store.put(key, parent, span.tobytes(), cut.block, urgent=cut.prompt, snapshot=cut.snapshot)
-        if cut.request.pin:
-            self._store.pin([key])
+        if cut.request.pin and not self._store.pin([key]) and not self._unpinned:
+            self._unpinned = True
+            log.warning("warm prompts take more memory than there is for prefixes", at_token=cut.end)
         self._claims.settle(key)

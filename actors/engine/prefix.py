@@ -99,14 +99,15 @@ class PrefixCache:
         self._waiting: dict[int, _Waiter] = {}
         self._tries: dict[int, int] = {}
         self._orphans: list[Restoring] = []
+        self._lifts: dict[int, int] = {}
 
     @property
     def waits_for_disk(self) -> bool:
         """Whether rows wait, and for nothing but the SSD."""
         return bool(self._restoring) and all(row.phase is Phase.LOADING for _, row in self._restoring.values())
 
-    def stats(self) -> PrefixStats:
-        """Figures since the start."""
+    def stats(self, yielded: int) -> PrefixStats:
+        """Figures since the start; `yielded` bytes were let go for rows."""
         store = self.store.stats()
         return PrefixStats(
             store.memory_hit_tokens,
@@ -121,6 +122,7 @@ class PrefixCache:
             store.ssd.limit_bytes,
             store.ssd.queued_bytes,
             store.ssd.faults,
+            yielded,
         )
 
     def stops(self, length: int) -> list[int]:
@@ -170,6 +172,9 @@ class PrefixCache:
         awaited = self._awaited(request, found) if patient else []
         if awaited:
             self._waiting[request.rid] = _Waiter(request, awaited, self.claims.changes, self._clock())
+            for key in awaited:
+                if (claimant := self.claims.claimant(key)) is not None:
+                    self._lifts[claimant] = min(self._lifts.get(claimant, request.priority), request.priority)
             return True
         blocks = (len(request.ids) + len(request.generated) - 1) // BLOCK
         self._count(request, found)
@@ -196,6 +201,11 @@ class PrefixCache:
         self._restoring[request.rid] = request, restoring
         return True
 
+    def waited_for(self) -> list[tuple[int, int]]:
+        """Rows that others have begun to wait for, and the first priority among those; each is told once."""
+        lifts, self._lifts = self._lifts, {}
+        return list(lifts.items())
+
     def release(self, rids: Iterable[int]) -> None:
         """These rows are gone, parked or done with their prompts; unknown ones are normal."""
         for rid in rids:
@@ -214,6 +224,7 @@ class PrefixCache:
     def clear(self) -> None:
         """All rows are gone."""
         self.release([*self._restoring, *self._waiting])
+        self._lifts.clear()
         self.claims.clear()
         self.commits.clear()
 

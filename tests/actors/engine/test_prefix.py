@@ -126,6 +126,21 @@ def test_the_first_waiter_takes_over_when_the_owner_is_cancelled(model: Model, m
     assert run.engine.stats.prefilled <= 2500 + 256 + 250
 
 
+def test_who_is_waited_for_gets_the_priority_of_those_who_wait(model: Model, make_request, start_run) -> None:
+    run = start_run(model, Limits(prefill_step_size=256, max_num_batched_tokens=513), store=memory())
+    ids = prompt(2500)
+    run.engine.submit(make_request(0, ids, 1, priority=1 << 30))
+    run.turn()
+    for rid in range(1, 5):
+        run.engine.submit(make_request(rid, prompt(2000, rid), 1))
+    run.engine.submit(make_request(5, ids, 1, priority=-1))
+    while 5 not in run.tokens:
+        run.turn()
+    assert set(run.tokens) <= {0, 1, 2, 5}
+    assert run.cached == {5: 2304}
+    run.finish()
+
+
 def test_a_slow_owner_is_not_waited_for_for_ever(model: Model, make_request, start_run, monkeypatch) -> None:
     monkeypatch.setattr("actors.engine.prefix.PATIENCE_S", 0.0)
     monkeypatch.setattr("actors.engine.prefix.PATIENCE_BLOCKS", 1e-9)
