@@ -76,10 +76,6 @@ class PrefixStore(Generic[B]):
             return Tier.MEMORY
         return Tier.SSD if self._ssd is not None and self._ssd.leading([key]) else None
 
-    def contains(self, key: bytes) -> bool:
-        """Whether a block is anywhere."""
-        return self.where(key) is not None
-
     def count(self, *, hit_tokens: int, missed_tokens: int, ssd_tokens: int = 0) -> None:
         """Note what an admission found: tokens from memory, from the SSD, and those to compute."""
         self._memory_hit_tokens += hit_tokens

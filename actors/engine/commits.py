@@ -18,7 +18,7 @@ from actors.engine.device import Lane
 from actors.engine.request import Request
 from actors.engine.scheduler import BLOCK
 from cache_store.keys import snapshot_key
-from cache_store.store import PrefixStore
+from cache_store.store import PrefixStore, Tier
 
 log = structlog.get_logger()
 
@@ -118,7 +118,7 @@ class Commits:
     ) -> list[mx.array]:
         if not self._layout.has_blocks:
             return []
-        if prompt and not again and self._store.contains(request.keys(end // BLOCK)[-1]):
+        if prompt and not again and self._in_memory(request.keys(end // BLOCK)[-1]):
             return []
         return self._launch(request, end, lambda: cut(end), snapshot=False, prompt=prompt, again=again)
 
@@ -131,9 +131,13 @@ class Commits:
         prompt: bool = True,
         again: bool = False,
     ) -> list[mx.array]:
-        if prompt and not again and self._store.contains(snapshot_key(request.keys(end // BLOCK)[-1])):
+        if prompt and not again and self._in_memory(snapshot_key(request.keys(end // BLOCK)[-1])):
             return []
         return self._launch(request, end, snap, snapshot=True, prompt=prompt, again=again)
+
+    def _in_memory(self, key: bytes) -> bool:
+        # What is on the SSD alone is computed when reading it doesn't pay, and goes to memory like any other.
+        return self._store.where(key) is Tier.MEMORY
 
     def _launch(
         self,

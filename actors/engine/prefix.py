@@ -31,6 +31,7 @@ SNAPSHOT_INTERVAL = 2048  # tokens
 PATIENCE_S = 2.0  # how long a row waits for the next block of another at least …
 PATIENCE_BLOCKS = 8  # … and as long as so many blocks take at the speed of prefill
 LOAD_TRIES = 2  # after so many failed loads a row uses what is in memory
+SLOW_DISK_REST_S = 30.0  # a disk that was too slow to read from is measured again after so long
 FIRST_SPEED = 1e9  # bytes per second that a restore copies, before one was measured
 FULL_WEIGHT = 8 << 20  # bytes that tell the speed
 
@@ -98,6 +99,8 @@ class PrefixCache:
         self._restoring: dict[int, tuple[Request, Restoring]] = {}
         self._waiting: dict[int, _Waiter] = {}
         self._tries: dict[int, int] = {}
+        self._loading_since: dict[int, float] = {}
+        self._slow_disk_tried = -SLOW_DISK_REST_S
         self._orphans: list[Restoring] = []
         self._lifts: dict[int, int] = {}
 
@@ -215,6 +218,7 @@ class PrefixCache:
     def _leave(self, rid: int) -> None:
         self.claims.drop(rid)
         self._waiting.pop(rid, None)
+        self._loading_since.pop(rid, None)
         _, restoring = self._restoring.pop(rid, (None, None))
         if restoring is not None:
             restoring.release()
@@ -258,6 +262,7 @@ class PrefixCache:
                 self.settle()
             if restoring.phase is Phase.READY and rid in self._restoring:
                 del self._restoring[rid]
+                self._loading_since.pop(rid, None)
                 for key in (*restoring.keys, snapshot_key(restoring.keys[-1])):
                     self.claims.settle(key)
                 caches, tokens = restoring.finish()
@@ -266,8 +271,18 @@ class PrefixCache:
                 self._tries[rid] = self._tries.get(rid, 0) + 1
                 if not self.begin(request):
                     ready.append(Ready(rid, None, 0))
+            elif restoring.phase is Phase.LOADING and self._overdue(rid, restoring.tokens):
+                log.info("a row computes a prefix itself that the SSD was slow with", rid=rid)
+                self._tries[rid] = LOAD_TRIES
+                if not self.begin(request):
+                    ready.append(Ready(rid, None, 0))
         if ready:
             yield ready
+
+    def _overdue(self, rid: int, tokens: int) -> bool:
+        """Whether a load has taken as long as computing so many tokens, and longer than any should."""
+        since = self._loading_since.setdefault(rid, self._clock())
+        return self._clock() - since > max(PATIENCE_S, tokens / max(self._speed(), 1e-3))
 
     def _arrays(self, request: Request, restoring: Restoring, budget: int) -> list[mx.array]:
         """The next piece of restoring a row."""
@@ -299,7 +314,13 @@ class PrefixCache:
 
     def _worth_loading(self) -> bool:
         speed = self.store.stats().ssd.read_bytes_per_second
-        return worth_loading(self._layout.block.nbytes, speed, self._speed())
+        if worth_loading(self._layout.block.nbytes, speed, self._speed()):
+            return True
+        now = self._clock()
+        again = now - self._slow_disk_tried >= SLOW_DISK_REST_S
+        if again:
+            self._slow_disk_tried = now
+        return again
 
     def _awaited(self, request: Request, found: Found) -> list[bytes]:
         """What others are about to bring, load from the SSD or compute, and this row would begin from."""

@@ -292,7 +292,7 @@ def test_nothing_is_ever_lost_or_wrong(tmp_path_factory: pytest.TempPathFactory,
             store.release(keys)
         else:
             store.poll()
-        assert all(store.contains(key) for key in put)
+        assert all(store.where(key) for key in put)
         assert store.stats().memory_bytes <= 5000
     assert store.flush(10)
     done, data = load(store, list(put), size=1000)
