@@ -2,14 +2,12 @@
 
 import random
 from collections.abc import Iterable
-from functools import partial
 
 import numpy as np
 import pytest
 
 from actors.engine.block_cuts import PackedBlock
 from actors.engine.model import Model
-from actors.engine.row_memory import row_bytes
 from actors.engine.scheduler import Limits
 from cache_store.keys import chain_keys
 from cache_store.store import PrefixStore
@@ -170,17 +168,6 @@ def test_tenants_with_other_salts_share_nothing(model: Model, make_request, star
     for rid, salt in enumerate(["", "a", "b", "a"]):
         run.all([make_request(rid, ids, 4, cache_salt=salt)])
     assert run.cached == {3: 512}
-
-
-def test_parked_rows_go_on_from_their_blocks(model: Model, make_request, start_run) -> None:
-    requests = [make_request(rid, prompt(300, rid), 400) for rid in range(4)]
-    free = start_run(model).all(requests)
-    size = partial(row_bytes, model.row_memory)
-    tight = start_run(model, Limits(cache_bytes=size(2400), row_bytes=size), store=memory())
-    assert tight.all(requests) == free
-    stats = tight.engine.stats
-    assert stats.parked > 0
-    assert stats.prefilled < 4 * 300 + stats.parked * 300
 
 
 def test_a_pool_too_small_for_a_prompt_serves_it_all_the_same(model: Model, make_request, start_run) -> None:
