@@ -249,7 +249,7 @@ CHECKS: dict[str, Check] = {
         report, [*KINDS, (str(tiny_model()), None)], lengths=BORDERS, others=64
     ),
     "prefix-same-demo": lambda report: prefixes.same(
-        report, [(str(demo_folder()), None)], lengths=[255, 257, 513], others=8
+        report, [(str(demo_folder()), None)], lengths=BORDERS[:6], others=64, longest=24
     ),
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),

@@ -550,8 +550,8 @@ class PrefixStats(Struct, frozen=True, array_like=True):
     """The prefix cache of an engine. Sums since the start: prompt tokens found in memory and on the SSD, and those that
     had to be computed; seconds that committing and restoring blocks took of the engine's thread.
 
-    Bytes in memory and their limit; bytes of the SSD directory, whoever wrote them, and their limit; bytes that wait to
-    be written; reads or files that were wrong.
+    Bytes in memory and their limit now; bytes of the SSD directory, whoever wrote them, and their limit; bytes that
+    wait to be written; reads or files that were wrong. Sum of bytes that left memory as requests needed it (`yielded`).
     """
 
     memory_tokens: int = 0
@@ -566,6 +566,7 @@ class PrefixStats(Struct, frozen=True, array_like=True):
     ssd_limit: int = 0
     queued_bytes: int = 0
     faults: int = 0
+    yielded: int = 0
 
 
 class EngineStats(Struct, frozen=True, array_like=True):

@@ -85,6 +85,7 @@ def _prefix_cache(prefix: PrefixStats) -> HealthPrefixCache:
         prefix.ssd_limit,
         prefix.queued_bytes,
         prefix.faults,
+        prefix.yielded,
     )
 
 

@@ -380,6 +380,7 @@ class HealthPrefixCache(Struct):
     ssd_limit: int
     queued_bytes: int
     faults: int
+    yielded_bytes: int
 
 
 class HealthEngine(Struct):

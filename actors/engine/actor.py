@@ -87,8 +87,9 @@ class EngineActor(Actor):
             raise StartError(str(error)) from error
         memory.set_limits(config.max_num_seqs, model.vocab_size)
         free = memory.cache_budget(config.memory_limit, config.max_num_seqs, model.vocab_size)
-        prefixes = self._opening.memory_bytes(free) if model.block_layout is not None else 0
-        budget = free - prefixes
+        if model.block_layout is not None:
+            self._opening.set_memory(free)
+        budget = free - self._opening.queue_bytes
         limits = Limits(
             config.max_num_seqs,
             config.max_num_batched_tokens,
@@ -99,7 +100,7 @@ class EngineActor(Actor):
         if budget < limits.admission_bytes(1):
             raise StartError(
                 f"with its memory limit the engine has {budget >> 20} MB left for keys and values once "
-                f"{config.model_name} is loaded; raise --memory-limit, lower --cache-memory-mb, or take a smaller model"
+                f"{config.model_name} is loaded; raise --memory-limit, or take a smaller model"
             )
         weights.prepare()
         penalties.prepare()
@@ -126,7 +127,7 @@ class EngineActor(Actor):
         if config.log_steps:
             log.info("limits", **described(limits, model.row_memory))
         stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
-        self._store = self._opening.open(model.block_layout, prefixes, model.cache_kinds)
+        self._store = self._opening.open(model.block_layout, model.cache_kinds)
         engine = self._engine = Engine(
             model,
             limits,

@@ -18,6 +18,7 @@ from actors.engine.batch import DecodeBatch, RowLogprobs
 from actors.engine.block_cuts import PackedBlock
 from actors.engine.constraints import Constraints
 from actors.engine.device import Lane
+from actors.engine.memory_guard import MemoryGuard
 from actors.engine.model import Model
 from actors.engine.pace import Pace
 from actors.engine.prefill import Joining, Prefill
@@ -101,6 +102,7 @@ class Engine:
         self._rejected: list[tuple[int, str, str]] = []
         self._steps = 0
         self._pool = memory.Pool(memory.pool_limit(limits.max_num_seqs, model.vocab_size))
+        self._guard = MemoryGuard(limits.cache_bytes, self._prefix.store if self._prefix else None, self._pool)
         self._prefilled = False
         self._on_plan = on_plan
         self._clock = clock
@@ -165,7 +167,7 @@ class Engine:
             decoded=self._decoded_tokens,
             parked=scheduler.parkings,
             cache=self._batch.nbytes,
-            prefix=self._prefix.stats() if self._prefix is not None else PrefixStats(),
+            prefix=self._prefix.stats(self._guard.yielded) if self._prefix is not None else PrefixStats(),
         )
 
     def submit(self, request: Submit) -> None:
@@ -181,7 +183,7 @@ class Engine:
             self._rejected.append((rid, MODEL_NOT_FOUND, f"there is no adapter {request.adapter!r} here"))
             return
         ids = np.frombuffer(request.ids, "<u4").astype(np.uint32)
-        if not self._scheduler.fits(len(ids)):
+        if not self._fits(len(ids)):
             self._rejected.append((rid, PROMPT_TOO_LONG, self._too_large(len(ids))))
             return
         params = request.params or SamplingParams()
@@ -278,8 +280,13 @@ class Engine:
                     if row not in now:
                         self._add(row)
         if joined:
-            self._batch.keep_within(self._limits.cache_bytes - taken)
+            self._share_memory(taken)
         return joined
+
+    def _share_memory(self, prefill_bytes: int) -> None:
+        """Make room for the rows as they are planned; spare slots of the batch may take what blocks leave."""
+        blocks = self._guard.make_room(self._scheduler.planned_bytes)
+        self._batch.keep_within(self._limits.cache_bytes - prefill_bytes - blocks)
 
     def _add_running(self, row: Request) -> bool:
         return self._scheduler.add_running(
@@ -304,16 +311,19 @@ class Engine:
     def _budget(self, length: int, wanted: int) -> int:
         """Tokens that a row may generate: not beyond the context, nor beyond all memory."""
         budget = min(wanted, self._model.context - length)
-        if self._scheduler.fits(length + budget):
+        if self._fits(length + budget):
             return budget
         low, high = 1, budget
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._scheduler.fits(length + middle) else (low, middle - 1)
+            low, high = (middle, high) if self._fits(length + middle) else (low, middle - 1)
         return low
 
+    def _fits(self, length: int) -> bool:
+        return self._scheduler.fits(length, self._guard.pinned_bytes)
+
     def _too_large(self, length: int) -> str:
-        needed, limit = self._limits.admission_bytes(length), self._limits.cache_bytes
+        needed, limit = self._limits.admission_bytes(length), self._limits.cache_bytes - self._guard.pinned_bytes
         return (
             f"the prompt of {length} tokens needs {needed / 1e6:.0f} MB for its keys and values, and all "
             f"requests together may take {limit / 1e6:.0f} MB; shorten it, or raise --memory-limit"
@@ -369,17 +379,19 @@ class Engine:
                 if self._resets != resets:
                     return  # there was nobody to deliver to, and this turn's rows are gone
             spent += self._prefix.restoring
-        running_bytes = self._batch.needed(self._scheduler.leaving)
+            for rid, priority in self._prefix.waited_for():
+                self._scheduler.lift(rid, priority)
+        running_bytes = self._batch.needed(self._scheduler.leaving) + self._guard.pinned_bytes
         plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running, spent), running_bytes)
         if self._on_plan is not None:
             self._on_plan(plan)
         outcome.admitted = plan.admit
         self._prefill.remove(plan.drop)
         self._batch.remove(plan.drop)
-        self._batch.keep_within(self._limits.cache_bytes - plan.prefill_bytes)
         if self._prefix is not None:
             again = set(plan.admit)
             self._prefix.release(rid for rid in plan.drop if rid not in again)
+        self._share_memory(plan.prefill_bytes)
         for rid in plan.admit:
             self._prefill.add(self._requests[rid].row())
         self._swap_adapters(plan)

@@ -47,7 +47,8 @@ def never_held(rid: int) -> bool:
 class Limits(msgspec.Struct, frozen=True):
     """Bounds of one turn. Token counts; a row's last prompt token counts as its first decode step.
 
-    All rows' caches together may take `cache_bytes`; those of a row of n tokens take `row_bytes(n)`.
+    All rows' caches, and what is kept beside them for good, may take `cache_bytes`; those of a row of n tokens take
+    `row_bytes(n)`.
     """
 
     max_num_seqs: int = 256
@@ -218,9 +219,14 @@ class Scheduler:
         held = all(row.held_back for row in self._prefilling.values())
         return held and not (self._running or self._drop) and not (self._waiting and self._seats_free())
 
-    def fits(self, length: int) -> bool:
-        """Whether a row of so many tokens can ever be admitted."""
-        return self._limits.admission_bytes(length) <= self._limits.cache_bytes
+    @property
+    def planned_bytes(self) -> int:
+        """What the rows of the last plan, those added since, and what is kept beside them take in its turn."""
+        return self._planned_bytes
+
+    def fits(self, length: int, kept_bytes: int = 0) -> bool:
+        """Whether a row of so many tokens can ever be admitted beside what is kept for good."""
+        return self._limits.admission_bytes(length) + kept_bytes <= self._limits.cache_bytes
 
     def add(
         self,
@@ -275,6 +281,13 @@ class Scheduler:
         self._planned_bytes += needs
         return True
 
+    def lift(self, rid: int, priority: int) -> None:
+        """A row of `priority` waits for what this one computes, which goes no later than that one would from now on.
+        Rows that are gone are normal."""
+        row = self._prefilling.get(rid)
+        if row is not None:
+            row.priority = min(row.priority, priority)
+
     def abort(self, rids: Iterable[int]) -> None:
         """Forget these rows, wherever they are; unknown ones are normal."""
         for rid in rids:
@@ -302,7 +315,7 @@ class Scheduler:
 
         `prefill_tokens` bounds the prompt tokens of this turn (how many fit the time it may take). It is
         raised to MIN_CHUNK, so that admissions always go on. `running_bytes` is what the batch needs for this turn's
-        step of the rows that run now.
+        step of the rows that run now, and what is kept beside the rows for good.
         """
         drop, self._drop = self._drop, []
         parked, running_bytes = self._park(running_bytes)
@@ -446,7 +459,7 @@ class _Turn:
         self.join: list[int] = []
         self.decode = decode
         self._batched = limits.max_num_batched_tokens - decode
-        self._prefill = prefill_tokens
+        self._prefill = min(prefill_tokens, self._batched)
         self._step = limits.prefill_step_size
         self._beside_others = decode > 0
 

@@ -56,7 +56,14 @@ class WentOn(msgspec.Struct, frozen=True, array_like=True, tag=True):
     computed: int
 
 
-Told = Added | Joined | Aborted | TakenIn | WentOn
+class Lifted(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A row got the priority of one that waits for it."""
+
+    rid: int
+    priority: int
+
+
+Told = Added | Joined | Aborted | TakenIn | WentOn | Lifted
 
 
 class StepRecord(msgspec.Struct, frozen=True):
@@ -97,6 +104,11 @@ class RecordedScheduler(Scheduler):
         """See `Scheduler.go_on`."""
         self._told.append(WentOn(rid, computed))
         super().go_on(rid, computed)
+
+    def lift(self, rid: int, priority: int) -> None:
+        """See `Scheduler.lift`."""
+        self._told.append(Lifted(rid, priority))
+        super().lift(rid, priority)
 
     def add(
         self,
@@ -201,3 +213,5 @@ class Replay:
                 scheduler.take(told.rids, told.tokens)
             case WentOn():
                 scheduler.go_on(told.rid, told.computed)
+            case Lifted():
+                scheduler.lift(told.rid, told.priority)

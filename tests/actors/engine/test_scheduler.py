@@ -286,6 +286,20 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     assert {chunk.rid for chunk in plan.chunks} == {0, 1}
 
 
+def test_a_row_that_others_wait_for_goes_as_early_as_they_would() -> None:
+    scheduler = Scheduler(Limits(max_num_batched_tokens=512))
+    scheduler.add(0, 4000, 1, priority=9)
+    for rid in (1, 2, 3):
+        scheduler.add(rid, 3000, 1)
+    assert {chunk.rid for chunk in scheduler.plan(1 << 20, 0).chunks} == {1, 2}
+    scheduler.lift(0, -1)
+    scheduler.lift(7, -1)
+    chunks = scheduler.plan(1 << 20, 0).chunks
+    assert sum(chunk.tokens for chunk in chunks if chunk.rid == 0) == 256
+    scheduler.lift(0, 5)
+    assert 0 in {chunk.rid for chunk in scheduler.plan(1 << 20, 0).chunks}
+
+
 def test_endless_short_prompts_leave_a_long_one_half_of_each_turn() -> None:
     device = Device(Limits())
     device.submit(0, 16_000, 1)
