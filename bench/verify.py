@@ -39,6 +39,7 @@ from bench.checks import (
     kinds,
     limits,
     loop,
+    lora,
     neighbours,
     peers,
     prefixes,
@@ -188,6 +189,18 @@ def bad_machine(report: Report) -> None:
             surroundings.cut_frames(report, server, faults, tiny_model(), streams=24, tokens=100)
 
 
+def lora_check(report: Report) -> None:
+    """What adapters cost a step, and that clients get those they ask for."""
+    lora.step_time(report, "tiny", rows=256, rounds=7, bars={"base": 1.1})
+    lora.step_time(report, "demo", rows=64, rounds=5, bars={"base": 1.1, "four adapters": 1.5})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RunningServer(tiny_model(), *lora.arguments(tiny_model(), Path(folder))) as server,
+    ):
+        lora.by_openai(report, server)
+        lora.over_zmq(report, server, tokens=300)
+
+
 KINDS: list[tuple[str, int | None]] = [
     ("plain", None),
     ("sliding", None),
@@ -258,6 +271,7 @@ CHECKS: dict[str, Check] = {
     "scaling": on_demo(
         lambda report, server: limits.scaling(report, server, bars={5: 2.5, 16: 5.0}, tokens=48, rounds=3)
     ),
+    "lora": lora_check,
     "prefix-ttft": lambda report: prefixes.ttft(report, DEMO, 4096, bars=(0.05, 0.10)),
     "prefix-restore": lambda report: prefixes.restore(report, demo_folder(), tokens=4096, rounds=5, bar=0.6),
     "prefix-shared": on_tiny(lambda report, server: prefixes.shared(report, server, users=32, tokens=2048)),
@@ -271,7 +285,7 @@ CHECKS: dict[str, Check] = {
         report, [*KINDS, (str(tiny_model()), None)], lengths=BORDERS, others=64
     ),
     "prefix-same-demo": lambda report: prefixes.same(
-        report, [(str(demo_folder()), None)], lengths=[255, 257, 513], others=8
+        report, [(str(demo_folder()), None)], lengths=BORDERS[:6], others=64, longest=24
     ),
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),

@@ -9,12 +9,14 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import structlog
 import zmq
 
 from actors import grammars
+from actors.adapter_files import read_adapter
 from actors.base import Actor, StartError
 from actors.engine import memory, penalties, weights
 from actors.engine.block_cuts import PackedBlock
@@ -78,13 +80,16 @@ class EngineActor(Actor):
                 config.trust_remote_code,
                 config.kv_bits,
                 config.kv_group_size,
+                [read_adapter(name, Path(folder)) for name, folder in config.adapters.items()],
+                config.max_loras,
             )
-        except ModelError as error:
+        except (ModelError, ValueError) as error:
             raise StartError(str(error)) from error
         memory.set_limits(config.max_num_seqs, model.vocab_size)
         free = memory.cache_budget(config.memory_limit, config.max_num_seqs, model.vocab_size)
-        prefixes = self._opening.memory_bytes(free) if model.block_layout is not None else 0
-        budget = free - prefixes
+        if model.block_layout is not None:
+            self._opening.set_memory(free)
+        budget = free - self._opening.queue_bytes
         limits = Limits(
             config.max_num_seqs,
             config.max_num_batched_tokens,
@@ -95,7 +100,7 @@ class EngineActor(Actor):
         if budget < limits.admission_bytes(1):
             raise StartError(
                 f"with its memory limit the engine has {budget >> 20} MB left for keys and values once "
-                f"{config.model_name} is loaded; raise --memory-limit, lower --cache-memory-mb, or take a smaller model"
+                f"{config.model_name} is loaded; raise --memory-limit, or take a smaller model"
             )
         weights.prepare()
         penalties.prepare()
@@ -106,6 +111,8 @@ class EngineActor(Actor):
             log.warning("rows run one at a time: their caches can't be batched", caches=model.cache_kinds)
         elif not model.batches_prefill:
             log.info("prompts are prefilled one row at a time", caches=model.cache_kinds)
+        if model.adapters is not None:
+            log.info("adapters", names=list(config.adapters), resident=model.adapters.resident)
         log.info("memory", cache_mb=budget >> 20, row_kb_per_token=round(model.row_memory.per_token / 1024, 2))
         self._trail = Trail(self.me.run_dir, self.me.epoch)
         self._store: PrefixStore[PackedBlock] | None = None
@@ -120,7 +127,7 @@ class EngineActor(Actor):
         if config.log_steps:
             log.info("limits", **described(limits, model.row_memory))
         stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
-        self._store = self._opening.open(model.block_layout, prefixes, model.cache_kinds)
+        self._store = self._opening.open(model.block_layout, model.cache_kinds)
         engine = self._engine = Engine(
             model,
             limits,
@@ -163,6 +170,7 @@ class EngineActor(Actor):
             has_chat_template=template,
             created=int((model.files.path / "config.json").stat().st_mtime),
             task=config.task,
+            adapters=config.adapters,
         )
         return endpoint, card
 

@@ -323,7 +323,7 @@ class StreamerActor(Actor):
         self._clients.send(identity, Welcome(PROTOCOL_VERSION, self._incarnation, WINDOW, self._models()))
 
     def _models(self) -> list[ModelCard]:
-        return [self._card] if self._card is not None else []
+        return self._card.all() if self._card is not None else []
 
     def _answer(self, client: ClientConnection, message: ClientMessage) -> None:
         match message:
@@ -392,6 +392,7 @@ class StreamerActor(Actor):
                 now=now,
                 choice=choice,
                 like=first if choice else 0,
+                adapter=request.model if request.model in self.config.adapters else "",
             )
             self._streams[stream.rid] = stream
             client.streams[ref] = stream.rid
@@ -424,8 +425,9 @@ class StreamerActor(Actor):
             return errors.INVALID_REQUEST, str(error), error.param
         if self.config.task != "generate":
             return errors.INVALID_REQUEST, f"{self.config.model_name} was started to {self.config.task} texts", "model"
-        if request.model not in ("", self.config.model_name):
-            text = f"the model {request.model!r} is not served here; use {self.config.model_name!r}"
+        if request.model not in ("", self.config.model_name, *self.config.adapters):
+            names = ", ".join(map(repr, (self.config.model_name, *self.config.adapters)))
+            text = f"the model {request.model!r} is not served here; use {names}"
             return errors.MODEL_NOT_FOUND, text, "model"
         if self._draining:
             return errors.DRAINING, "the server is shutting down", ""
