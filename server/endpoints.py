@@ -66,4 +66,5 @@ class GenerateEndpoint:
         if isinstance(generation, Response):
             await generation(scope, receive, send)
             return
+        generation.model = model or ""
         await run(generation, self._backend.client(), record, options, receive, send, abort_of(scope))
