@@ -24,7 +24,7 @@ VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate conn
   sampled-256 peers-256 peers-sampled-256 single-stream scaling lora prefix-ttft prefix-restore prefix-shared \
   prefix-hits prefix-chat prefix-cost prefix-itl prefix-same prefix-same-demo prefix-kill prefix-trouble \
   clients retries schemas mixed-options compiling texts fuzz check rooms block-kills block-damage \
-  block-disk dashboard dashboard-figures dashboard-cost doctor soak
+  block-disk dashboard dashboard-figures dashboard-cost kv-events doctor soak
 VERIFY_LONG := soak compare
 
 .PHONY: help setup blas serve chat test verify soak check format bench clean FORCE

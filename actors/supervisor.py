@@ -17,6 +17,7 @@ from enum import Enum
 import structlog
 import zmq
 
+from actors.awake import Awake
 from actors.blas import blas_environment
 from actors.child import Child, describe_exit
 from actors.config import CastConfig, write_config
@@ -119,6 +120,7 @@ class Supervisor:
         self._started = time.time()
         self._next_footprint = 0.0
         self._own = Footprint(0, 0.0)
+        self._awake = Awake()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def run(self) -> int:
@@ -144,6 +146,7 @@ class Supervisor:
             cause = self._serve()
             self._stop_all(cause)
         finally:
+            self._awake.update(False)
             for child in self._children.values():
                 child.kill()
                 child.close()
@@ -314,6 +317,7 @@ class Supervisor:
             if slot.state == "ready":
                 slot.asked = slot.asked or now
                 self._order(slot, Probe(self._probes))
+        self._awake.update(any(slot.streams for slot in self._table.of_role("streamer")))
         if now >= self._next_footprint:
             self._next_footprint = now + FOOTPRINT_INTERVAL
             self._own = footprint(os.getpid())

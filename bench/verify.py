@@ -39,6 +39,7 @@ from bench.checks import (
     hostile,
     interference,
     kinds,
+    kv_events,
     limits,
     loop,
     lora,
@@ -210,6 +211,13 @@ def dashboard_buttons(report: Report) -> None:
         dashboard.buttons(report, server, "open sesame", pictures)
 
 
+def events_of_blocks(report: Report) -> None:
+    """A subscriber follows a server's prefix blocks."""
+    port = kv_events.two_free_ports()
+    with RunningServer(tiny_model(), "--kv-events", f"127.0.0.1:{port}") as server:
+        kv_events.kv_events(report, server, port)
+
+
 KINDS: list[tuple[str, int | None]] = [
     ("plain", None),
     ("sliding", None),
@@ -323,6 +331,7 @@ CHECKS: dict[str, Check] = {
         "2",
     ),
     "dashboard-cost": on_tiny(lambda report, server: dashboard.cost(report, server, streams=128, seconds=12.0)),
+    "kv-events": events_of_blocks,
     "doctor": lambda report: doctor.doctor(report, tiny_model()),
     "soak": soak,
 }

@@ -324,6 +324,25 @@ class CancelStream(Struct, frozen=True, array_like=True, tag=18):
     rid: int
 
 
+class Quota(Struct, frozen=True, array_like=True):
+    """At most `amount` requests or tokens (`kind`) in any `seconds`."""
+
+    kind: str
+    amount: int
+    seconds: float
+
+
+class Charge(Struct, frozen=True, array_like=True, tag=19):
+    """Account for requests or tokens of the API key called `name`, whichever HTTP worker took them. Answered by `Done`;
+    a request beyond one of `quotas` by `CallFailed` with the code rate_limit_exceeded."""
+
+    ref: int
+    name: str
+    quotas: list[Quota]
+    requests: int = 0
+    tokens: int = 0
+
+
 # -- streamer -> client ------------------------------------------------------------------------------
 
 
@@ -429,10 +448,11 @@ class CallFailed(Struct, frozen=True, array_like=True, tag=29):
     code: str
     message: str
     param: str = ""
+    retry_after: float = 0.0
 
 
 class Done(Struct, frozen=True, array_like=True, tag=30):
-    """Answer to `CancelLabel`, `Keep` and `Forget`: how many streams or values it touched."""
+    """Answer to `CancelLabel`, `CancelStream`, `Charge`, `Keep` and `Forget`: how many streams or values it touched."""
 
     ref: int
     count: int
@@ -758,7 +778,7 @@ class EngineUse(Struct, frozen=True, array_like=True, tag=87):
     broken: str = ""
 
 
-Watch = AskFigures | CancelStream
+Watch = AskFigures | CancelStream | Charge
 ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank | Watch
 ClientMessage = Hello | Ping | Generate | Cancel | Credit | ClientCall
 CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept | Embedded | Ranked | Figures

@@ -6,6 +6,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
 from server.admin import Admin
@@ -32,6 +33,8 @@ def make_app(backend: Backend, options: HttpOptions, log: Path | None = None) ->
     routes = _routes(backend, options, log)
     # CORS stands inside the log, so that a preflight is logged too, and outside all that may fail.
     middleware = [Middleware(RequestLog, backend.answered, [route.path for route in routes])]
+    if options.trusted_hosts:
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=options.trusted_hosts, www_redirect=False))
     if options.allow_origins:
         middleware.append(
             Middleware(
@@ -43,7 +46,7 @@ def make_app(backend: Backend, options: HttpOptions, log: Path | None = None) ->
             )
         )
     if options.api_keys:
-        middleware.append(Middleware(ApiKeys, keys=options.api_keys))
+        middleware.append(Middleware(ApiKeys, keys=options.api_keys, backend=backend))
     app = Starlette(
         routes=routes,
         middleware=middleware,

@@ -127,7 +127,7 @@ class Backend:
         wanted = self._client is None and not self._connecting and self._stopped is None
         if wanted and streamer is not None and streamer.state == "ready":
             self._connecting = True
-            self._run(self._connect(streamer))
+            self.spawn(self._connect(streamer))
 
     def on_drain(self) -> None:
         """Refuse new requests from now on."""
@@ -168,9 +168,10 @@ class Backend:
         if client is not None:
             client.on_lost = None
             client.fail_open_streams(error)
-            self._run(client.close())
+            self.spawn(client.close())
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done beside what is being served."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

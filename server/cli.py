@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 from server.cli_arguments import add_other_commands
 from server.cli_cache import add_cache_commands
+from server.other_flags import add_other_flags
 from server.settings import add_options
 
 
@@ -27,6 +28,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a local folder, a hub id such as mlx-community/Qwen3-4B-4bit, or `demo`",
     )
     add_options(serve)
+    add_other_flags(serve)
 
     demo = commands.add_parser("demo", help="the same as `serve demo`: a small model that really talks")
     demo.set_defaults(model="demo")

@@ -20,6 +20,7 @@ import psutil
 from actors.blas import blas_environment, find_openblas
 from protocol.endpoints import home, ipc_endpoint, run_root, running_servers
 from server.cli_cache import size
+from server.cli_http import health
 from server.models.device import installed_device, missing_backend_hint
 
 OPEN_FILES = 8192  # for hundreds of streams
@@ -190,10 +191,7 @@ def servers() -> Iterator[Finding]:
     """Whether the running servers answer."""
     for server in running_servers():
         try:
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            status = json.load(opener.open(f"{server.http}/health", timeout=5))["status"]
-        except urllib.error.HTTPError as error:
-            status = f"HTTP {error.code}"
+            status = health(server.http, timeout=5.0)["status"]
         except (OSError, ValueError, KeyError) as error:
             status = f"no answer ({error})"
         if status == "ok":

@@ -5,6 +5,7 @@ supervisor starts dies with this process.
 """
 
 import argparse
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from actors.supervision import Supervision
 from actors.supervisor import HttpSpec, Supervisor, raise_file_limit
 from protocol.endpoints import home
 from server.cli_cache import default_directory
+from server.key_file import ApiKey, KeyFileError, plain_key, read_key_file
 from server.models.device import installed_device, missing_backend_hint
 from server.models.errors import ModelError
 from server.models.resolve import resolve_model
@@ -69,9 +71,10 @@ def listen(settings: ServeSettings) -> socket.socket:
 
 
 def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socket) -> int:
+    keys = _keys(settings)
     port = listener.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{port}"
+    url = f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
     try:
         run_dir = RunDirectory.create(settings.name or str(port))
     except ValueError as error:
@@ -124,19 +127,28 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         flush_timeout=settings.flush_timeout,
         adapters=adapters,
         max_loras=settings.max_loras,
+        kv_events=settings.kv_events,
         log_steps=settings.log_steps,
         blas_threads=settings.blas_threads,
         trust_remote_code=settings.trust_remote_code,
         log_level=settings.log_level,
     )
-    options = HttpOptions(model_name=model_name, allow_origins=settings.allow_origins, log_level=settings.log_level)
+    options = HttpOptions(
+        model_name=model_name,
+        allow_origins=settings.allow_origins,
+        trusted_hosts=settings.trusted_hosts,
+        tls_cert=_existing("--tls-cert", settings.tls_cert),
+        tls_key=_existing("--tls-key", settings.tls_key),
+        log_prompts=settings.log_prompts,
+        log_level=settings.log_level,
+    )
     http = HttpSpec(
         "server.worker",
         msgspec.json.encode(options).decode(),
         listener,
         settings.http_workers,
         url,
-        {API_KEYS_VARIABLE: msgspec.json.encode(settings.api_key).decode()} if settings.api_key else {},
+        {API_KEYS_VARIABLE: msgspec.json.encode(keys).decode()} if keys else {},
     )
 
     def on_ready(table: Supervision) -> None:
@@ -146,6 +158,27 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         return Supervisor(config, run_dir, http, on_ready, keep_log=keep_log).run()
     except OSError as error:
         raise CannotServe(f"the server can't be started: {error}") from error
+
+
+def _keys(settings: ServeSettings) -> list[ApiKey]:
+    """All API keys. Raises CannotServe."""
+    keys = [plain_key(key) for key in settings.api_key]
+    if settings.api_key_file:
+        try:
+            keys += read_key_file(Path(settings.api_key_file).expanduser())
+        except KeyFileError as error:
+            raise CannotServe(f"--api-key-file: {error}") from None
+    return keys
+
+
+def _existing(flag: str, file: str) -> str:
+    """The absolute path of a file that must be there. Raises CannotServe."""
+    if not file:
+        return ""
+    path = Path(file).expanduser().absolute()
+    if not os.access(path, os.R_OK):
+        raise CannotServe(f"{flag}: {file} can't be read")
+    return str(path)
 
 
 def _keep_logs(settings: ServeSettings, run_dir: RunDirectory) -> Callable[[bytes], None]:

@@ -2,11 +2,8 @@
 
 import argparse
 import itertools
-import json
 import sys
 import time
-import urllib.error
-import urllib.request
 from typing import Any
 
 import psutil
@@ -23,6 +20,7 @@ from protocol.errors import CallboardError
 from protocol.figures import Sample
 from protocol.messages import Figures
 from server.cli_cache import age, size
+from server.cli_http import health
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 40  # samples in a plot
@@ -54,7 +52,7 @@ def _watch(server: ServerRecord, client: Client, args: argparse.Namespace, conso
         figures = client.figures(rows, samples[-1].at if samples else time.time() - _WIDTH - 2)
         samples.extend(figures.samples)
         del samples[:-_WIDTH]
-        return screen(server, figures, samples, health(server.http))
+        return screen(server, figures, samples, _health(server.http))
 
     if args.once:
         console.print(look())
@@ -65,16 +63,11 @@ def _watch(server: ServerRecord, client: Client, args: argparse.Namespace, conso
             live.update(look(), refresh=True)
 
 
-def health(url: str) -> dict[str, Any]:
-    """The body of `/health`, whatever its status; empty when HTTP doesn't answer."""
+def _health(url: str) -> dict[str, Any]:
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/health", timeout=2) as answer:
-            body = json.load(answer)
-    except urllib.error.HTTPError as error:
-        body = json.loads(error.read() or b"{}")
+        return health(url, timeout=2.0)
     except (OSError, ValueError):
         return {}
-    return body if isinstance(body, dict) else {}
 
 
 def screen(server: ServerRecord, figures: Figures, samples: list[Sample], state: dict[str, Any]) -> RenderableType:

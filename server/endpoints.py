@@ -61,6 +61,8 @@ class GenerateEndpoint:
         options = self._options
         self._backend.client()  # so that nothing is read for a server that can't serve
         body = await read_body(scope, receive, options.max_body_bytes, options.body_timeout)
+        if options.log_prompts:
+            log.info("prompt", request_id=record.request_id, body=body.decode(errors="replace"))
         model, generation = self._parse(body, self._backend.model, record.request_id)
         self._backend.check_model(model)
         if isinstance(generation, Response):

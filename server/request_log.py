@@ -34,6 +34,13 @@ class RequestRecord:
         self.streams: list[AsyncStream] = []
         self.error_code = ""
         self.client_gone = False
+        self.key = ""  # name of the API key
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and answer of all streams that have ended."""
+        usages = [stream.end.usage for stream in self.streams if stream.end is not None]
+        return sum(usage.prompt_tokens + usage.completion_tokens for usage in usages)
 
     def generation_fields(self) -> dict[str, Any]:
         """Times (seconds; the slowest of several prompts) and token counts, as far as the streams got."""
@@ -108,6 +115,8 @@ class RequestLog:
     def _log(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
         path = scope["path"]
         fields = record.generation_fields()
+        if record.key:
+            fields["key"] = record.key
         if record.error_code:
             fields["reason"] = record.error_code
         elif record.client_gone:

@@ -111,6 +111,7 @@ class ServeSettings(msgspec.Struct, frozen=True):
     flush_timeout: float = 20.0
     adapter_path: list[str] = []
     max_loras: int = 8
+    kv_events: str = ""
     log_steps: bool = False
     timeout: float = 600.0
     drain_timeout: float = 30.0
@@ -118,6 +119,11 @@ class ServeSettings(msgspec.Struct, frozen=True):
     hang_timeout: float | None = None
     zmq_tcp: str = ""
     api_key: list[str] = []
+    api_key_file: str = ""
+    trusted_hosts: list[str] = []
+    tls_cert: str = ""
+    tls_key: str = ""
+    log_prompts: bool = False
     allow_origins: list[str] = []
     blas_threads: int | None = None
     trust_remote_code: bool = False
@@ -192,6 +198,9 @@ OPTIONS: dict[str, Option] = {
         _list, "NAME=PATH", "folder of a LoRA adapter, which is asked for as model NAME; may be given several times"
     ),
     "max_loras": Option(_number(int, 1, 1024), "N", "LoRA adapters in memory, and in one batch, at the same time"),
+    "kv_events": Option(
+        _loopback, "HOST:PORT", "publish which prefix blocks are in memory, as vLLM does; the port after it replays"
+    ),
     "log_steps": Option(_boolean, "BOOL", "log what the scheduler decides in each step"),
     "timeout": Option(_number(float, 0.001, 1e9), "S", "seconds a request may take at most"),
     "drain_timeout": Option(_number(float, 0, 1e9), "S", "seconds running requests may take after SIGTERM"),
@@ -203,6 +212,11 @@ OPTIONS: dict[str, Option] = {
     ),
     "zmq_tcp": Option(_loopback, "HOST:PORT", "let programs reach ZeroMQ over tcp too, on a loopback address only"),
     "api_key": Option(_list, "KEY", "let in only HTTP requests that bring this key; may be given several times"),
+    "api_key_file": Option(str, "FILE", "TOML file of named API keys, with rate limits and token budgets"),
+    "trusted_hosts": Option(_list, "HOST,…", "names under which the server may be asked over HTTP (default: any)"),
+    "tls_cert": Option(str, "FILE", "certificate chain (PEM): serve HTTPS"),
+    "tls_key": Option(str, "FILE", "its private key (PEM)"),
+    "log_prompts": Option(_boolean, "BOOL", "log what is asked, too (off)"),
     "allow_origins": Option(_list, "URL,…", "origins that browsers may call from (CORS); * for all"),
     "blas_threads": Option(_number(int, 1, 1024), "N", "threads of the preloaded BLAS (Linux CPU)"),
     "trust_remote_code": Option(_boolean, "BOOL", "run tokenizer code that comes with the model"),
@@ -282,6 +296,8 @@ def resolve_settings(flags: argparse.Namespace, environment: Mapping[str, str] =
         if hasattr(flags, name):
             merged[name] = _parse(name, getattr(flags, name), "--" + name.replace("_", "-"))
     settings = ServeSettings(**merged)
-    if settings.zmq_tcp and settings.api_key:
-        raise SettingsError("--zmq-tcp asks for no key, so it can't be used together with --api-key")
+    if settings.zmq_tcp and (settings.api_key or settings.api_key_file):
+        raise SettingsError("--zmq-tcp asks for no key, so it can't be used together with API keys")
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise SettingsError("--tls-cert and --tls-key go together")
     return settings

@@ -26,6 +26,7 @@ from protocol.messages import Alive, Drain, Probe, Ready, StartFailed, Stop, Sup
 from server.app import make_app
 from server.backend import Backend
 from server.connection import http_connection
+from server.key_file import ApiKey
 from server.logs import configure_logs
 from server.options import API_KEYS_VARIABLE, HttpOptions
 
@@ -90,6 +91,8 @@ class Worker:
                 backlog=BACKLOG,
                 timeout_keep_alive=options.idle_timeout,
                 timeout_graceful_shutdown=2,
+                ssl_certfile=options.tls_cert or None,
+                ssl_keyfile=options.tls_key or None,
             ),
             self._report_ready,
         )
@@ -161,7 +164,7 @@ def main() -> int:
     code = 0
     try:
         options = msgspec.json.decode(args.options, type=HttpOptions)
-        keys = msgspec.json.decode(os.environ.pop(API_KEYS_VARIABLE, "[]"), type=list[str])
+        keys = msgspec.json.decode(os.environ.pop(API_KEYS_VARIABLE, "[]"), type=list[ApiKey])
         options = msgspec.structs.replace(options, api_keys=[*options.api_keys, *keys])
         configure_logs(options.log_level, actor=f"{ROLE}{args.index}", pid=os.getpid(), epoch=args.epoch)
         listener = socket.socket(fileno=args.socket)

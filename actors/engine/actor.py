@@ -21,6 +21,7 @@ from actors.base import Actor, StartError
 from actors.engine import memory, penalties, weights
 from actors.engine.block_cuts import PackedBlock
 from actors.engine.engine import Engine, Outcome
+from actors.engine.kv_events import KvEvents
 from actors.engine.model import Model, ModelError, load
 from actors.engine.pool_engine import PoolEngine, check_head
 from actors.engine.prefix_store import StoreOpening
@@ -72,6 +73,7 @@ class EngineActor(Actor):
 
     def start(self) -> tuple[str, ModelCard | None]:
         config = self.config
+        self._events: KvEvents | None = None
         self._opening = StoreOpening(config, prefixes=config.task == "generate")
         try:
             model = load(
@@ -127,7 +129,8 @@ class EngineActor(Actor):
         if config.log_steps:
             log.info("limits", **described(limits, model.row_memory))
         stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
-        self._store = self._opening.open(model.block_layout, model.cache_kinds)
+        self._events = self._open_events()
+        self._store = self._opening.open(model.block_layout, model.cache_kinds, self._events)
         engine = self._engine = Engine(
             model,
             limits,
@@ -177,8 +180,23 @@ class EngineActor(Actor):
     def on_stop(self, order: Stop) -> None:
         self._flush_seconds = order.flush
 
+    def _open_events(self) -> KvEvents | None:
+        where = self.config.kv_events
+        if not where:
+            return None
+        host, _, port = where.rpartition(":")
+        try:
+            events = KvEvents(self.context, f"tcp://{where}", f"tcp://{host}:{int(port) + 1}")
+        except zmq.ZMQError as error:
+            raise StartError(f"can't publish KV events on {where} and the port after it: {error}") from error
+        self.add_socket(events.replay, events.answer)
+        return events
+
     def close(self) -> None:
         self.remove_socket(self._socket)
+        if self._events is not None:
+            self.poller.unregister(self._events.replay)
+            self._events.close()
         if self._store is not None:
             if self._flush_seconds:
                 flush(self._store, self._flush_seconds)
@@ -209,10 +227,12 @@ class EngineActor(Actor):
             if overdue and self._lost:
                 self._send(Outcome())
             self._engine.tidy()
+            self._tell_events()
             self._idle_since = time.monotonic()
             return
         if self._store is not None:
             self._store.poll()
+        self._tell_events()
         if self._lost:
             self._send(Outcome())
         idle = time.monotonic() - self._idle_since
@@ -221,6 +241,10 @@ class EngineActor(Actor):
         if self._prepare is not None and idle >= grammars.IDLE_S:  # the supervisor's probes bring turns
             self._prepare()
             self._prepare = None
+
+    def _tell_events(self) -> None:
+        if self._events is not None:
+            self._events.publish()
 
     def _receive(self) -> None:
         began = time.perf_counter()

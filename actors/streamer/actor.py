@@ -31,6 +31,7 @@ from actors.streamer.kept import KeptValues
 from actors.streamer.logprobs import by_row
 from actors.streamer.meter import Meter
 from actors.streamer.pool_calls import PoolCalls
+from actors.streamer.quotas import Quotas
 from actors.streamer.recovery import POISON, Recovery
 from actors.streamer.reply import Reply
 from actors.streamer.requests import find_fault
@@ -50,6 +51,7 @@ from protocol.messages import (
     Cancel,
     CancelLabel,
     CancelStream,
+    Charge,
     ClientMessage,
     Credit,
     Decoded,
@@ -145,6 +147,7 @@ class StreamerActor(Actor):
         self._malformed = 0
         self._malformed_logged = 0
         self._meter = Meter(time.monotonic())
+        self._quotas = Quotas()
         self._next_tick = time.monotonic() + TICK
         endpoint = self.me.endpoint()
         self._socket = bind_router(self.context, endpoint)
@@ -362,6 +365,8 @@ class StreamerActor(Actor):
                 self._clients.send(client.identity, Done(ref, len(found)))
             case AskFigures():
                 self._clients.send(client.identity, self._figures(message))
+            case Charge():
+                self._clients.send(client.identity, self._quotas.charge(message, time.monotonic()))
             case CancelStream(ref=ref, rid=rid):
                 stream = self._streams.get(rid)
                 if stream is not None:

@@ -21,6 +21,7 @@ from protocol.messages import (
     Cancel,
     CancelLabel,
     CancelStream,
+    Charge,
     ClientCall,
     Credit,
     Deltas,
@@ -37,6 +38,7 @@ from protocol.messages import (
     ListModels,
     ModelCard,
     Models,
+    Quota,
     Rank,
     Ranked,
     Recall,
@@ -256,6 +258,10 @@ class AsyncClient:
         assert isinstance(answer, Done)
         return answer.count > 0
 
+    async def charge(self, name: str, quotas: list[Quota], *, requests: int = 0, tokens: int = 0) -> None:
+        """Account for requests or tokens of an API key. Raises RequestRejected when a request goes beyond a quota."""
+        await self._call(Charge(next(self._refs), name, quotas, requests, tokens))
+
     async def keep(self, key: str, value: bytes) -> None:
         """Have the server keep a value in memory, for all clients, as long as there is room."""
         await self._call(Keep(next(self._refs), key, value))
@@ -311,7 +317,7 @@ class AsyncClient:
         finally:
             self._calls.pop(message.ref, None)
         if isinstance(answer, CallFailed):
-            raise RequestRejected(answer.code, answer.message, param=answer.param)
+            raise RequestRejected(answer.code, answer.message, param=answer.param, retry_after=answer.retry_after)
         return answer
 
     def _grant(self, ref: int) -> None:

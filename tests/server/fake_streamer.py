@@ -14,8 +14,10 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
     AskFigures,
+    CallFailed,
     Cancel,
     CancelStream,
+    Charge,
     Credit,
     Deltas,
     Done,
@@ -108,6 +110,8 @@ class FakeStreamer(FakeRouter):
         self.figures = Figures(0)
         self.asked: list[AskFigures] = []
         self.cancelled_rids: list[int] = []
+        self.charges: list[Charge] = []
+        self.on_charge: Callable[[Charge], Done | CallFailed] = lambda charge: Done(charge.ref, 1)
         super().__init__(endpoint)
 
     def on_frame(self, identity: bytes, frame: bytes) -> None:
@@ -124,6 +128,9 @@ class FakeStreamer(FakeRouter):
             case AskFigures(ref=ref):
                 self.asked.append(message)
                 self.send(identity, msgspec.structs.replace(self.figures, ref=ref))
+            case Charge():
+                self.charges.append(message)
+                self.send(identity, self.on_charge(message))
             case CancelStream(ref=ref, rid=rid):
                 self.cancelled_rids.append(rid)
                 self.send(identity, Done(ref, int(rid == 1)))
