@@ -2,7 +2,6 @@
 
 import random
 import socket
-import time
 
 import msgspec
 import zmq
@@ -67,21 +66,3 @@ def kv_events(report: Report, server: RunningServer, port: int) -> None:
         children[parent] = children.get(parent, 0) + 1
     report.expect(children.get(None) == 1 and max(children.values()) == prompts, "the tree has one trunk", children)
     context.destroy(linger=0)
-    server.kill("engine")
-    deadline = time.monotonic() + 30
-    while server.health()["status"] != "ok" and time.monotonic() < deadline:
-        time.sleep(0.1)
-    first = first_event(port)
-    report.expect(first == "AllBlocksCleared", "a new engine says that nothing is there", first)
-
-
-def first_event(port: int) -> str:
-    """The kind of the first event that can be asked for."""
-    context = zmq.Context()
-    asker = context.socket(zmq.DEALER)
-    asker.rcvtimeo = 10_000
-    asker.connect(f"tcp://127.0.0.1:{port + 1}")
-    asker.send_multipart([b"", (0).to_bytes(8, "big")])
-    frames = asker.recv_multipart()
-    context.destroy(linger=0)
-    return str(msgspec.msgpack.decode(frames[2])[1][0][0])
