@@ -74,7 +74,7 @@ async def decoding(server: RunningServer, plan: Plan) -> dict[str, float]:
 
         def all_decode() -> bool:
             now = server.load()
-            return bool(now["running"] == plan.streams and not now["prefilling"])
+            return running.done() or bool(now["running"] == plan.streams and not now["prefilling"])
 
         await reached(all_decode, 300, "all streams decode")
         began, before = await fresh(server)
@@ -109,7 +109,7 @@ def by_streams(model: Path, counts: Sequence[int], rounds: int) -> list[dict[str
     """Figures for each number of streams, the median of rounds; each has a server of its own, for the memory's sake."""
     rows = []
     for count in counts:
-        tokens = max(48, int(5000 / (1 + 0.33 * count)))  # some seconds of steps
+        tokens = max(64, int(5000 / (1 + 0.33 * count)))  # some seconds of steps
         with RunningServer(model, "--max-num-seqs", str(max(count, 8)), "--no-prefix-cache") as server:
             found = []
             for number in range(rounds):

@@ -98,7 +98,7 @@ async def _engine_busy(
 
         def all_decode() -> bool:
             now = server.load()
-            return bool(now["running"] == plan.streams and not now["prefilling"])
+            return running.done() or bool(now["running"] == plan.streams and not now["prefilling"])
 
         await reached(all_decode, 120, "all streams decode")
         before = await fresh(server)

@@ -46,10 +46,13 @@ def test_bursts_come_together():
     assert arrival_times("bursts:3:5", 7) == [0, 0, 0, 5, 5, 5, 10]
 
 
-@pytest.mark.parametrize(
-    "arrivals",
-    ["-", "open", "closed:1", "poisson", "poisson:0", "poisson:-1", "poisson:x", "poisson:nan", "poisson:inf", "ramp:1:2", "ramp:1:2:0", "ramp:5:0:1", "bursts:0:1", "bursts:2"],
+WRONG = (
+    "- open closed:1 poisson poisson:0 poisson:-1 poisson:x poisson:nan poisson:inf ramp:1:2 ramp:1:2:0 ramp:5:0:1 "
+    "bursts:0:1 bursts:2"
 )
+
+
+@pytest.mark.parametrize("arrivals", WRONG.split())
 def test_anything_else_is_refused_with_the_forms(arrivals: str):
     with pytest.raises(ValueError, match="none of closed, poisson"):
         arrival_times(arrivals, 3)
