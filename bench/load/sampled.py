@@ -11,11 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 RATE = 200  # samples per second
-MODEL = (
-    "Lane.dispatch",
-    "Lane.wait",
-    "Lane.follow",
-)  # of actors/engine/device.py: the thread waits for the device there, or feeds it
+# Of actors/engine/device.py: the thread waits for the device there, or feeds it.
+MODEL = ("Lane.dispatch", "Lane.wait", "Lane.follow")
 OUTSIDE = "the loop around turns"
 FRAMES = {  # the innermost of these that a stack shows names where it is
     "actors/engine/device.py": "model",
