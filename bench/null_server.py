@@ -158,8 +158,14 @@ def serve_zmq(step_seconds: float) -> None:
                 return
             while socket in ready and socket.poll(0):
                 peer, frame = socket.recv_multipart()[:2]
-                _obey(socket, peer, frame, peers.setdefault(peer, {}))
-            stepped = sum(_step(socket, peer, streams) for peer, streams in peers.items()) > 0
+                with contextlib.suppress(zmq.ZMQError):  # it has gone again
+                    _obey(socket, peer, frame, peers.setdefault(peer, {}))
+            stepped = False
+            for peer, streams in list(peers.items()):
+                try:
+                    stepped = _step(socket, peer, streams) or stepped
+                except zmq.ZMQError:
+                    del peers[peer]  # vanished
 
 
 def _obey(socket: "zmq.Socket[bytes]", peer: bytes, frame: bytes, streams: dict[int, ZmqStream]) -> None:
