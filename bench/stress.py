@@ -195,7 +195,7 @@ async def compared(plan: Plan, target: Target, outcomes: list[Outcome], console:
 
 def plan_of(args: argparse.Namespace, vocab_size: int) -> Plan:
     """The plan that the arguments describe. Raises ValueError."""
-    same = (name for name in Plan.__struct_fields__ if hasattr(args, name))
+    same = (name for name in Plan.__struct_fields__ if hasattr(args, name) and name != "model")  # that is a folder here
     given = {name: getattr(args, name) for name in same} | {"record": args.parity}
     given |= {"requests": args.requests or args.streams, "vocab_size": args.vocab_size or vocab_size or 10_000}
     return Plan(**given)
