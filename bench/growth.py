@@ -3,7 +3,7 @@
     python bench/growth.py [--most-streams 1024] [--most-tokens 16384] [--rounds 2] [--out bench/results/growth]
 
 On the tiny model, over ZeroMQ, with a server that may run all streams at once. For each number of streams: throughput,
-step time, and memory per stream; for each length: time to the first token of one prompt, and the step time and memory
+step time and the model's part of it, and memory per stream; for each length: time to the first token of one prompt, and the step time and memory
 of 4 streams with such prompts. Fits a sum of powers to each and writes `growth.json` and plots. Takes some minutes.
 """
 
@@ -90,10 +90,12 @@ async def decoding(server: RunningServer, plan: Plan) -> dict[str, float]:
         raise RuntimeError(f"{summary.failed} of {plan.requests} failed: {summary.failures}")
     steps = after["step"] - before["step"]
     spent = summary.processor_seconds
+    in_model = after["seconds_in_model"] - before["seconds_in_model"]
     return {
         "tokens_per_second": summary.tokens_per_second,
         "decoding_tokens_per_second": round(plan.streams * steps / (ended - began), 1) if steps else 0.0,
         "step_ms": round(1000 * (ended - began) / steps, 3) if steps else 0.0,
+        "model_ms": round(1000 * in_model / steps, 3) if steps else 0.0,
         "ttft_p99_ms": summary.ttft_ms.p99 or 0.0,
         "engine_mib": summary.peak_memory_mib["engine"],
         "streamer_mib": summary.peak_memory_mib["streamer"],
