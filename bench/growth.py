@@ -3,8 +3,9 @@
     python bench/growth.py [--most-streams 1024] [--most-tokens 16384] [--rounds 2] [--out bench/results/growth]
 
 On the tiny model, over ZeroMQ, with a server that may run all streams at once. For each number of streams: throughput,
-step time and the model's part of it, and memory per stream; for each length: time to the first token of one prompt, and the step time and memory
-of 4 streams with such prompts. Fits a sum of powers to each and writes `growth.json` and plots. Takes some minutes.
+step time and the model's part of it, and memory per stream; for each length: time to the first token of one prompt, and
+the step time and memory of 4 streams with such prompts. Fits a sum of powers to each and writes `growth.json` and
+plots. Takes some minutes, in which nothing else should run.
 """
 
 import argparse
