@@ -36,6 +36,7 @@ from bench.checks import (
     fuzz,
     hostile,
     interference,
+    kinds,
     limits,
     loop,
     lora,
@@ -45,13 +46,16 @@ from bench.checks import (
     project,
     recovery,
     refusals,
+    restores,
     rooms,
     same,
     soaks,
     structured,
+    surroundings,
 )
 from bench.checks.report import Report
 from bench.facts import machine_facts
+from bench.faults.inject import Faults
 from bench.harness import ROOT, RunningServer, callboard, clean_environment, exit_on_sigterm, kill_all
 from bench.load.plan import Plan
 from bench.models import DEMO, demo_folder, tiny_model
@@ -147,15 +151,42 @@ def restart_engine(report: Report, server: RunningServer) -> None:
     recovery.replaced_on_demand(report, server, streams=50, tokens=150, ask=ask)
 
 
-def soak(report: Report, server: RunningServer) -> None:
-    """128 streams and a fault every 10 s."""
-    soaks.soak(report, server, tiny_model(), streams=128, tokens=60, every=10.0, seconds=SOAK_SECONDS)
+def soak(report: Report) -> None:
+    """128 streams and a fault every 10 s. Blocks in memory have a budget that is full soon, so that memory has to be
+    flat from then on."""
+    arguments = ("--http-workers", "2", "--tokenizers", "2", "--cache-memory-mb", "16")
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder))
+        with RunningServer(tiny_model(), *arguments, environment=faults.environment()) as server:
+            soaks.soak(report, server, faults, tiny_model(), streams=128, tokens=60, every=10.0, seconds=SOAK_SECONDS)
 
 
 def poison(report: Report) -> None:
-    """A poison request beside 50 streams."""
-    with RunningServer(tiny_model(), environment=recovery.poison_environment()) as server:
-        recovery.poison(report, server, tiny_model(), streams=50, tokens=300)
+    """Poison requests beside 50 streams."""
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder), *recovery.poison_faults())
+        with RunningServer(tiny_model(), environment=faults.environment()) as server:
+            recovery.poison(report, server, tiny_model(), streams=50, tokens=300)
+            recovery.decoding_poison(report, server, tiny_model(), streams=50, tokens=300)
+
+
+def kill_kinds(report: Report) -> None:
+    """Rows of every kind, three deaths of the engine, and two at unlucky moments."""
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder), *kinds.row_faults(Path(folder)))
+        with RunningServer(tiny_model(), environment=faults.environment()) as server:
+            kinds.kinds(report, server, tokens=200, kills=3, each=2)
+            kinds.unlucky_moments(report, server, Path(folder), 150)
+
+
+def bad_machine(report: Report) -> None:
+    """A disk that is full or slow, a clock that jumps, and frames that are cut."""
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder))
+        with RunningServer(tiny_model(), environment=faults.environment()) as server:
+            surroundings.disks(report, server, faults, tiny_model(), streams=24, tokens=300)
+            surroundings.clock_jump(report, server, faults, streams=24, tokens=600)
+            surroundings.cut_frames(report, server, faults, tiny_model(), streams=24, tokens=100)
 
 
 def lora_check(report: Report) -> None:
@@ -202,6 +233,9 @@ CHECKS: dict[str, Check] = {
     "kill-supervisor": on_tiny(lambda report, server: deaths.kill_supervisor(report, server, 8), "--http-workers", "2"),
     "kill-engine": engine_faults(signal.SIGKILL),
     "stop-engine": engine_faults(signal.SIGSTOP),
+    "kill-restore": on_tiny(
+        lambda report, server: restores.restored(report, server, tiny_model(), streams=64, tokens=600)
+    ),
     "kill-tokenizers": on_tiny(
         lambda report, server: recovery.tokenizer_deaths(report, server, streams=200, tokens=30, rounds=3),
         *("--tokenizers", "2"),
@@ -210,6 +244,8 @@ CHECKS: dict[str, Check] = {
     "kill-http": front_death("http0"),
     "restart-engine": on_tiny(restart_engine),
     "poison": poison,
+    "kill-kinds": kill_kinds,
+    "bad-machine": bad_machine,
     "malformed": on_tiny(
         lambda report, server: hostile.malformed(report, server, tiny_model(), count=20_000, streams=50, tokens=200)
     ),
@@ -271,7 +307,7 @@ CHECKS: dict[str, Check] = {
     "block-kills": lambda report: blocks.kills(report, rounds=200),
     "block-damage": blocks.damage,
     "block-disk": lambda report: block_disk.disk(report, blocks=10_000),
-    "soak": on_tiny(soak, "--http-workers", "2", "--tokenizers", "2"),
+    "soak": soak,
 }
 LONGER = {"soak": SOAK_SECONDS + 600.0}  # checks that may take longer than LIMIT, in seconds
 

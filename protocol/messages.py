@@ -601,7 +601,8 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     the tokens. `logprob_rids` names those of `rids` whose requests asked for log-probabilities, with that of the
     row's token in `logprobs`, and the most probable ones in `top_ids` (uint32-LE) and `top_logprobs` (float32-LE),
     the most probable first. `cached_tokens[i]` tokens of the prompt of `cached_rids[i]` were not computed but found.
-    `pooled` (float32-LE) are the results of rows `pooled_rids`, which end with them.
+    `pooled` (float32-LE) are the results of rows `pooled_rids`, which end with them. `unread`: a command of this
+    streamer could not be read.
     """
 
     epoch: int
@@ -621,6 +622,7 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     cached_tokens: list[int] = []
     pooled_rids: list[int] = []
     pooled: list[bytes] = []
+    unread: bool = False
 
 
 # -- supervisor <-> actors ---------------------------------------------------------------------------
@@ -694,19 +696,23 @@ class Drain(Struct, frozen=True, array_like=True, tag=85):
 
 
 class Stop(Struct, frozen=True, array_like=True, tag=86):
-    """End now: tell every open stream (`code`, `message`), then exit."""
+    """End now: tell every open stream (`code`, `message`), then exit. The engine may take `flush` seconds more to write
+    prefixes to the SSD."""
 
     code: str
     message: str
+    flush: float = 0.0
 
 
 class EngineUse(Struct, frozen=True, array_like=True, tag=87):
     """The streamer tells the supervisor of the engine incarnation `epoch`: whether it has completed a decode step, and
-    whether a suspect is in it (a row that may bring it down). Sent when either changes."""
+    whether a suspect is in it (a row that may bring it down). Sent when either changes. `broken` says why the streamer
+    can't work with it any more, so that it has to be replaced."""
 
     epoch: int
     stepped: bool
     suspects: bool
+    broken: str = ""
 
 
 ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank

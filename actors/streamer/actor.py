@@ -127,7 +127,7 @@ class StreamerActor(Actor):
         self._aborts: list[int] = []
         self._admission = Admission(self.config.max_num_seqs, self.config.max_waiting)
         self._tokenizers = TokenizerPool(self)
-        self._engine = EngineLink(self, self._on_step)
+        self._engine = EngineLink(self, self._on_step, self._on_broken_link)
         self._recovery = Recovery(self.config.max_num_seqs)
         self._told: EngineUse | None = None
         self._jobs: dict[int, Job] = {}
@@ -268,6 +268,11 @@ class StreamerActor(Actor):
             self._recovery.engine_up()
             self._told = None
             self._submit_due()
+
+    def _on_broken_link(self, why: str) -> None:
+        self._aborts.clear()
+        self.control.report(EngineUse(self._engine.epoch, self._recovery.stepped, self._recovery.suspicious, why))
+        self._recovery.engine_down(planned=True)
 
     def on_drain(self, order: Drain) -> None:
         self._draining = True
