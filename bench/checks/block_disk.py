@@ -125,7 +125,9 @@ def mounted(size: str) -> Iterator[Path | None]:
         try:
             yield place
         finally:
-            subprocess.run(["umount", str(place)], check=True)
+            # On a busy machine the store's threads may still be letting go of it.
+            umount = ["umount", str(place)]
+            wait_until(lambda: subprocess.run(umount, capture_output=True, check=False).returncode == 0, PATIENCE)
 
 
 def really_full(report: Report) -> None:
