@@ -11,7 +11,10 @@ from bench.harness import RunningServer
 from server.models.cache import cache_root
 
 
-@pytest.mark.parametrize("by", [clients.by_openai_chat, clients.by_openai_responses, clients.by_anthropic])
+@pytest.mark.parametrize(
+    "by",
+    [clients.by_openai_chat, clients.by_openai_options, clients.by_openai_responses, clients.by_anthropic],
+)
 def test_clients_in_process(server: RunningServer, report: Report, by):
     by(report, server)
     assert report.failures == []
@@ -36,5 +39,5 @@ def test_npm(server: RunningServer, report: Report):
 
 def test_a_full_server_is_asked_again(tiny_model: Path, report: Report):
     with RunningServer(tiny_model, "--max-num-seqs", "2") as full:
-        clients.retries(report, full, rows=2 + 32)
+        clients.retries(report, full, running=2, waiting=32)
     assert report.failures == []
