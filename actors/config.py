@@ -12,7 +12,8 @@ class CastConfig(msgspec.Struct, frozen=True):
     `model_path` is a local folder with `config.json` and weights; `model_name` is what clients call it. `task` is
     generate, embed or rank. `zmq_tcp` is a loopback `host:port` where the streamer listens too, if any.
     `cache_memory_percent`, a part of 1, is of the memory that is free once the model is loaded. Without
-    `ssd_cache_dir` no prefix is kept on the SSD.
+    `ssd_cache_dir` no prefix is kept on the SSD. `adapters` are folders of LoRA adapters, by the names that clients
+    choose them by; `max_loras` of them are in memory at once.
     """
 
     model_path: str
@@ -44,6 +45,8 @@ class CastConfig(msgspec.Struct, frozen=True):
     ssd_cache_max_gb: float | None = None
     ssd_write_mbps: float = 200.0
     flush_timeout: float = 20.0
+    adapters: dict[str, str] = {}
+    max_loras: int = 8
     log_steps: bool = False
     blas_threads: int | None = None
     trust_remote_code: bool = False

@@ -9,10 +9,10 @@ Exit code 1 when one fails.
 
 import argparse
 import os
-import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -35,21 +35,27 @@ from bench.checks import (
     fuzz,
     hostile,
     interference,
+    kinds,
     limits,
+    loads,
     loop,
+    lora,
     neighbours,
     peers,
     prefixes,
     project,
     recovery,
     refusals,
+    restores,
     rooms,
     same,
     soaks,
     structured,
+    surroundings,
 )
 from bench.checks.report import Report
-from bench.facts import machine_facts
+from bench.facts import machine_facts, without_paths
+from bench.faults.inject import Faults
 from bench.harness import ROOT, RunningServer, callboard, clean_environment, exit_on_sigterm, kill_all
 from bench.load.plan import Plan
 from bench.models import DEMO, demo_folder, tiny_model
@@ -114,6 +120,40 @@ def against_peers(plan: Plan, *, bar: float, ttft: bool) -> Check:
     return lambda report: peers.against_peers(report, tiny_model(), plan, list(PEERS), bar=bar, ttft=ttft)
 
 
+def crowd_in_motion(temperature: float) -> Plan:
+    """512 requests of many lengths, 256 at once over ZeroMQ, a fifth of which are cancelled somewhere."""
+    return Plan(
+        via="zmq",
+        streams=256,
+        requests=512,
+        prompt_tokens=1,
+        max_tokens=1,
+        prompt_lengths="uniform:4:300",
+        output_lengths="uniform:16:64",
+        temperature=temperature,
+        aborts=0.2,
+    )
+
+
+def parity_256(report: Report, server: RunningServer) -> None:
+    """Greedy and sampled."""
+    for temperature in (0.0, 0.8):
+        loads.parity(report, server, tiny_model(), crowd_in_motion(temperature))
+
+
+def streams_512(report: Report, server: RunningServer) -> None:
+    """Connections, and streams both ways."""
+    crowds.connections(report, server, 512)
+    loads.many(report, server, 512)
+
+
+def compared(report: Report) -> None:
+    """Everything that `make compare` runs."""
+    from bench import compare  # loads matplotlib, which the other checks have no need of
+
+    compare.compare_all(report, compare.WORKLOADS, list(PEERS), compare.FOLDER, held=True)
+
+
 def vanish_http(report: Report, server: RunningServer) -> None:
     """200 streams, and twenty requests without streaming."""
     crowds.vanish_http(report, server, streams=200, max_tokens=150)
@@ -145,15 +185,54 @@ def restart_engine(report: Report, server: RunningServer) -> None:
     recovery.replaced_on_demand(report, server, streams=50, tokens=150, ask=ask)
 
 
-def soak(report: Report, server: RunningServer) -> None:
-    """128 streams and a fault every 10 s."""
-    soaks.soak(report, server, tiny_model(), streams=128, tokens=60, every=10.0, seconds=SOAK_SECONDS)
+def soak(report: Report) -> None:
+    """128 streams and a fault every 10 s. Blocks in memory have a budget that is full soon, so that memory has to be
+    flat from then on."""
+    arguments = ("--http-workers", "2", "--tokenizers", "2", "--cache-memory-mb", "16")
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder))
+        with RunningServer(tiny_model(), *arguments, environment=faults.environment()) as server:
+            soaks.soak(report, server, faults, tiny_model(), streams=128, tokens=60, every=10.0, seconds=SOAK_SECONDS)
 
 
 def poison(report: Report) -> None:
-    """A poison request beside 50 streams."""
-    with RunningServer(tiny_model(), environment=recovery.poison_environment()) as server:
-        recovery.poison(report, server, tiny_model(), streams=50, tokens=300)
+    """Poison requests beside 50 streams."""
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder), *recovery.poison_faults())
+        with RunningServer(tiny_model(), environment=faults.environment()) as server:
+            recovery.poison(report, server, tiny_model(), streams=50, tokens=300)
+            recovery.decoding_poison(report, server, tiny_model(), streams=50, tokens=300)
+
+
+def kill_kinds(report: Report) -> None:
+    """Rows of every kind, three deaths of the engine, and two at unlucky moments."""
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder), *kinds.row_faults(Path(folder)))
+        with RunningServer(tiny_model(), environment=faults.environment()) as server:
+            kinds.kinds(report, server, tokens=200, kills=3, each=2)
+            kinds.unlucky_moments(report, server, Path(folder), 150)
+
+
+def bad_machine(report: Report) -> None:
+    """A disk that is full or slow, a clock that jumps, and frames that are cut."""
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder))
+        with RunningServer(tiny_model(), environment=faults.environment()) as server:
+            surroundings.disks(report, server, faults, tiny_model(), streams=24, tokens=300)
+            surroundings.clock_jump(report, server, faults, streams=24, tokens=600)
+            surroundings.cut_frames(report, server, faults, tiny_model(), streams=24, tokens=100)
+
+
+def lora_check(report: Report) -> None:
+    """What adapters cost a step, and that clients get those they ask for."""
+    lora.step_time(report, "tiny", rows=256, rounds=7, bars={"base": 1.1})
+    lora.step_time(report, "demo", rows=64, rounds=5, bars={"base": 1.1, "four adapters": 1.5})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RunningServer(tiny_model(), *lora.arguments(tiny_model(), Path(folder))) as server,
+    ):
+        lora.by_openai(report, server)
+        lora.over_zmq(report, server, tokens=300)
 
 
 KINDS: list[tuple[str, int | None]] = [
@@ -188,6 +267,9 @@ CHECKS: dict[str, Check] = {
     "kill-supervisor": on_tiny(lambda report, server: deaths.kill_supervisor(report, server, 8), "--http-workers", "2"),
     "kill-engine": engine_faults(signal.SIGKILL),
     "stop-engine": engine_faults(signal.SIGSTOP),
+    "kill-restore": on_tiny(
+        lambda report, server: restores.restored(report, server, tiny_model(), streams=64, tokens=600)
+    ),
     "kill-tokenizers": on_tiny(
         lambda report, server: recovery.tokenizer_deaths(report, server, streams=200, tokens=30, rounds=3),
         *("--tokenizers", "2"),
@@ -196,6 +278,8 @@ CHECKS: dict[str, Check] = {
     "kill-http": front_death("http0"),
     "restart-engine": on_tiny(restart_engine),
     "poison": poison,
+    "kill-kinds": kill_kinds,
+    "bad-machine": bad_machine,
     "malformed": on_tiny(
         lambda report, server: hostile.malformed(report, server, tiny_model(), count=20_000, streams=50, tokens=200)
     ),
@@ -221,6 +305,7 @@ CHECKS: dict[str, Check] = {
     "scaling": on_demo(
         lambda report, server: limits.scaling(report, server, bars={5: 2.5, 16: 5.0}, tokens=48, rounds=3)
     ),
+    "lora": lora_check,
     "prefix-ttft": lambda report: prefixes.ttft(report, DEMO, 4096, bars=(0.05, 0.10)),
     "prefix-restore": lambda report: prefixes.restore(report, demo_folder(), tokens=4096, rounds=5, bar=0.6),
     "prefix-shared": on_tiny(lambda report, server: prefixes.shared(report, server, users=32, tokens=2048)),
@@ -252,13 +337,26 @@ CHECKS: dict[str, Check] = {
     "texts": project.text_properties,
     "fuzz": on_tiny(lambda report, server: fuzz.schemathesis_finds_nothing(report, server, 120)),
     "check": project.make_check,
+    "parity-256": on_tiny(parity_256),
+    "engine-busy": on_tiny(
+        lambda report, server: loads.engine_busy(
+            report,
+            server,
+            Plan(via="http", streams=256, requests=256, prompt_tokens=32, max_tokens=400),
+            seconds=8,
+            bar=loads.OUTSIDE_MODEL,
+        )
+    ),
+    "streams-512": on_tiny(streams_512),
+    "harness": lambda report: loads.harness_limit(report, 1000, 200, least=10_000),
+    "compare": compared,
     "rooms": on_tiny(rooms.rooms, "--http-workers", "2", "--tokenizers", "2"),
     "block-kills": lambda report: blocks.kills(report, rounds=200),
     "block-damage": blocks.damage,
     "block-disk": lambda report: block_disk.disk(report, blocks=10_000),
-    "soak": on_tiny(soak, "--http-workers", "2", "--tokenizers", "2"),
+    "soak": soak,
 }
-LONGER = {"soak": SOAK_SECONDS + 600.0}  # checks that may take longer than LIMIT, in seconds
+LONGER = {"soak": SOAK_SECONDS + 600.0, "compare": 2400.0}  # checks that may take longer than LIMIT, in seconds
 
 
 def give_up(name: str, limit: float) -> None:
@@ -266,13 +364,6 @@ def give_up(name: str, limit: float) -> None:
     print(f"FAIL {name}: not done within {limit:g} s", flush=True)
     kill_all()
     os._exit(1)
-
-
-def without_paths(text: str) -> str:
-    """The text without folders of this machine; a failure may quote some."""
-    for folder in (str(ROOT), str(Path.home())):
-        text = text.replace(folder, "…")
-    return re.sub(r"/tmp/[\w.-]+", "…", text)
 
 
 def run_check(name: str) -> bool:

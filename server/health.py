@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.errors import LOADING, MODEL_NOT_FOUND
-from protocol.messages import PrefixStats
+from protocol.messages import EngineStats, PrefixStats
 from server.backend import Backend
 from server.errors import ApiError
 from server.schemas import (
@@ -37,7 +37,7 @@ class HealthEndpoints:
             status=status,
             model=self._backend.model,
             actors=[HealthActor(actor.name, actor.pid, actor.state, actor.epoch) for actor in state.actors],
-            engine=HealthEngine(engine.step, engine.running, engine.prefilling, engine.waiting),
+            engine=_engine(engine),
             prefix_cache=_prefix_cache(engine.prefix),
             message=state.message if status == "failed" else UNSET,
         )
@@ -50,21 +50,42 @@ class HealthEndpoints:
 
     async def models(self, _request: Request) -> Response:
         """The models that can be asked for. Raises ApiError while none is loaded."""
-        return _json(ModelListBody([self._model()]))
+        return _json(ModelListBody(self._models()))
 
     async def model(self, request: Request) -> Response:
         """One model by name. Raises ApiError when there is none of that name."""
-        model = self._model()
-        if request.path_params["name"] != model.id:
-            text = f"the model {request.path_params['name']!r} does not exist here; this server has {model.id!r}"
+        models = {model.id: model for model in self._models()}
+        name = request.path_params["name"]
+        if name not in models:
+            text = f"the model {name!r} does not exist here; this server has {', '.join(map(repr, models))}"
             raise ApiError(MODEL_NOT_FOUND, text, param="model")
-        return _json(model)
+        return _json(models[name])
 
-    def _model(self) -> ModelBody:
+    def _models(self) -> list[ModelBody]:
         card = self._backend.card
         if card is None:
             raise ApiError(LOADING, "the model is still loading")
-        return ModelBody(card.name, card.created, card.context)
+        return [
+            ModelBody(each.name, each.created, each.context, each.root or each.name, each.parent or None)
+            for each in card.all()
+        ]
+
+
+def _engine(engine: EngineStats) -> HealthEngine:
+    return HealthEngine(
+        engine.step,
+        engine.running,
+        engine.prefilling,
+        engine.waiting,
+        round(engine.in_model, 4),
+        round(engine.in_python, 4),
+        round(engine.in_sockets, 4),
+        engine.prefilled,
+        engine.decoded,
+        engine.parked,
+        engine.memory,
+        engine.cache,
+    )
 
 
 def _prefix_cache(prefix: PrefixStats) -> HealthPrefixCache:

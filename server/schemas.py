@@ -338,11 +338,14 @@ class CompletionBody(Struct):
 
 
 class ModelBody(Struct):
-    """One model of `GET /v1/models`. `max_model_len` is its context in tokens, as vLLM calls it."""
+    """One model of `GET /v1/models`, as vLLM describes it. `max_model_len` is its context in tokens; a LoRA adapter
+    has its folder as `root` and its base as `parent`."""
 
     id: str
     created: int
     max_model_len: int
+    root: str
+    parent: str | None = None
     object: str = "model"
     owned_by: str = "callboard"
 
@@ -381,12 +384,21 @@ class HealthPrefixCache(Struct):
 
 
 class HealthEngine(Struct):
-    """The engine's load in `GET /health`."""
+    """The engine's load in `GET /health`, and sums since its start: seconds of its thread by where they went, tokens
+    prefilled and generated, rows parked. Memory is all that MLX holds, `cache_bytes` the rows' part of it."""
 
     step: int
     running: int
     prefilling: int
     waiting: int
+    seconds_in_model: float
+    seconds_in_python: float
+    seconds_in_sockets: float
+    prefilled: int
+    decoded: int
+    parked: int
+    memory_bytes: int
+    cache_bytes: int
 
 
 class HealthBody(Struct):

@@ -9,12 +9,14 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import structlog
 import zmq
 
 from actors import grammars
+from actors.adapter_files import read_adapter
 from actors.base import Actor, StartError
 from actors.engine import memory, penalties, weights
 from actors.engine.block_cuts import PackedBlock
@@ -78,8 +80,10 @@ class EngineActor(Actor):
                 config.trust_remote_code,
                 config.kv_bits,
                 config.kv_group_size,
+                [read_adapter(name, Path(folder)) for name, folder in config.adapters.items()],
+                config.max_loras,
             )
-        except ModelError as error:
+        except (ModelError, ValueError) as error:
             raise StartError(str(error)) from error
         memory.set_limits(config.max_num_seqs, model.vocab_size)
         free = memory.cache_budget(config.memory_limit, config.max_num_seqs, model.vocab_size)
@@ -107,11 +111,13 @@ class EngineActor(Actor):
             log.warning("rows run one at a time: their caches can't be batched", caches=model.cache_kinds)
         elif not model.batches_prefill:
             log.info("prompts are prefilled one row at a time", caches=model.cache_kinds)
+        if model.adapters is not None:
+            log.info("adapters", names=list(config.adapters), resident=model.adapters.resident)
         log.info("memory", cache_mb=budget >> 20, row_kb_per_token=round(model.row_memory.per_token / 1024, 2))
         self._trail = Trail(self.me.run_dir, self.me.epoch)
         self._store: PrefixStore[PackedBlock] | None = None
+        self._flush_seconds = 0.0
         self._prepare: Callable[[], None] | None = None
-        self._flushes = False
         if config.task != "generate":
             try:
                 self._engine: Engine | PoolEngine = self._pool_engine(model)
@@ -164,17 +170,18 @@ class EngineActor(Actor):
             has_chat_template=template,
             created=int((model.files.path / "config.json").stat().st_mtime),
             task=config.task,
+            adapters=config.adapters,
         )
         return endpoint, card
 
     def on_stop(self, order: Stop) -> None:
-        self._flushes = True
+        self._flush_seconds = order.flush
 
     def close(self) -> None:
         self.remove_socket(self._socket)
         if self._store is not None:
-            if self._flushes:
-                flush(self._store, self.config.flush_timeout)
+            if self._flush_seconds:
+                flush(self._store, self._flush_seconds)
             self._store.close()
 
     def stats(self) -> EngineStats:
@@ -233,21 +240,20 @@ class EngineActor(Actor):
             except CodecError as error:
                 self.faults += 1
                 log.error("bad command", error=str(error), faults=self.faults)
+                if frames[0] == self._peer:  # strangers' frames are nobody's loss
+                    self._send_step(Outcome(), unread=True)
 
     def _obey_command(self, peer: bytes, command: EngineCommand) -> None:
         if command.epoch != self.me.epoch or command.streamer < self._streamer:
             return
+        if command.streamer > self._streamer:  # by whatever it says first: an Attach may have been lost
+            self._engine.reset()
+            self._lost.clear()
+            self._streamer, self._peer = command.streamer, peer
+            log.info("streamer attached", streamer=command.streamer)
         match command:
-            case Attach(streamer=streamer):
-                if streamer > self._streamer:
-                    self._engine.reset()
-                    self._lost.clear()
-                self._streamer = streamer
+            case Attach():
                 self._peer = peer
-                log.info("streamer attached", streamer=streamer)
-            case Submit() | Abort() if command.streamer != self._streamer:
-                self.faults += 1
-                log.error("a command of a streamer that never attached", streamer=command.streamer)
             case Submit(rid=rid):
                 self._trail.took(rid)
                 self._engine.submit(command)
@@ -259,10 +265,10 @@ class EngineActor(Actor):
         self._send_step(outcome)
         self._in_sockets += time.perf_counter() - began
 
-    def _send_step(self, outcome: Outcome) -> None:
+    def _send_step(self, outcome: Outcome, *, unread: bool = False) -> None:
         for rid in self._lost:
             outcome.end(rid, INTERNAL_ERROR, "the engine could not send this row's tokens")
-        if not outcome:
+        if not (outcome or unread):
             return
         asked = [(rid, outcome.logprobs[rid]) for rid in outcome.rids if rid in outcome.logprobs]
         step = Step(
@@ -283,6 +289,7 @@ class EngineActor(Actor):
             cached_tokens=outcome.cached_tokens,
             pooled_rids=list(outcome.pooled),
             pooled=list(outcome.pooled.values()),
+            unread=unread,
         )
         try:
             self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)

@@ -29,7 +29,7 @@ from actors.engine.scheduler import BLOCK, Limits, Plan, Scheduler
 from actors.engine.siblings import Siblings
 from actors.engine.step_log import RecordedScheduler, StepRecord
 from cache_store.store import PrefixStore
-from protocol.errors import INVALID_REQUEST, PROMPT_TOO_LONG
+from protocol.errors import INTERNAL_ERROR, INVALID_REQUEST, MODEL_NOT_FOUND, PROMPT_TOO_LONG
 from protocol.messages import EngineStats, PrefixStats, SamplingParams, Submit
 
 log = structlog.get_logger()
@@ -81,6 +81,8 @@ class Engine:
         # On a CPU forwards of one block are the fastest; elsewhere a chunk is one forward.
         forward_tokens = BLOCK if mx.default_device() == mx.cpu else limits.prefill_step_size
         self._model = model
+        if model.adapters is not None:
+            limits = msgspec.structs.replace(limits, max_loras=model.adapters.slots)
         self._limits = limits
         self._lane = Lane()
         self._pace = Pace(stall_target)
@@ -119,11 +121,20 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether a turn would do nothing now, and rows wait for the disk alone."""
-        disk = self._prefix is not None and self._prefix.waits_for_disk
+        adapters = self._model.adapters
+        disk = (self._prefix is not None and self._prefix.waits_for_disk) or (adapters is not None and adapters.loading)
         return disk and self._scheduler.idle and not (self._batch.in_flight or self._rejected)
 
     def _hold(self, rid: int) -> bool:
         request = self._requests[rid]
+        adapters = self._model.adapters
+        if adapters is not None and not adapters.ready(request.adapter):
+            return True
+        return self._hold_for_prefix(request)
+
+    def _hold_for_prefix(self, request: Request) -> bool:
+        if self._model.adapters is not None:
+            request.digest = self._model.adapters.digest(request.adapter)
         if self._prefix is not None and self._prefix.begin(request):
             return True
         request.cached_told = True  # what it finds after it was parked, it has computed itself
@@ -168,6 +179,9 @@ class Engine:
         if fault := find_fault(request, self._model.vocab_size, self._model.context):
             self._rejected.append((rid, INVALID_REQUEST, fault))
             return
+        if request.adapter and (self._model.adapters is None or request.adapter not in self._model.adapters):
+            self._rejected.append((rid, MODEL_NOT_FOUND, f"there is no adapter {request.adapter!r} here"))
+            return
         ids = np.frombuffer(request.ids, "<u4").astype(np.uint32)
         if not self._fits(len(ids)):
             self._rejected.append((rid, PROMPT_TOO_LONG, self._too_large(len(ids))))
@@ -193,6 +207,7 @@ class Engine:
             salt=request.cache_salt,
             priority=request.priority,
             pin=request.warm,
+            adapter=request.adapter,
         )
         if constrained:
             self._constraints.build(request, stops, ids[request.prompt_tokens :].tolist())
@@ -211,7 +226,9 @@ class Engine:
         self._add(row)
 
     def _add(self, row: Request) -> None:
-        self._scheduler.add(row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority)
+        self._scheduler.add(
+            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority, adapter=row.adapter
+        )
 
     def _enter_built(self, outcome: Outcome) -> None:
         """Queue the rows whose grammars are ready."""
@@ -251,6 +268,7 @@ class Engine:
                 if now:
                     caches = group.row_caches(place)
                     joined.append(Joining([row.row() for row in now], [caches] * len(now), False, False))
+                    self._use_adapters(row.rid for row in now)
                 for row in now:
                     outcome.admitted.append(row.rid)
                     row.share_prefix(self._requests[leader.rid])
@@ -272,8 +290,23 @@ class Engine:
 
     def _add_running(self, row: Request) -> bool:
         return self._scheduler.add_running(
-            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority
+            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority, adapter=row.adapter
         )
+
+    def _enter_with_adapters(self, outcome: Outcome) -> None:
+        """Let rows go on whose adapters have been read."""
+        adapters = self._model.adapters
+        if adapters is None or not adapters.any_arrived:
+            return
+        self._lane.wait()
+        for rids, fault in adapters.arrived():
+            for rid in rids:
+                if fault and rid in self._requests:
+                    self._scheduler.abort([rid])
+                    self._forget(rid)
+                    outcome.end(rid, INTERNAL_ERROR, fault)
+                elif rid in self._requests and not self._hold_for_prefix(self._requests[rid]):
+                    self._scheduler.go_on(rid, 0)
 
     def _budget(self, length: int, wanted: int) -> int:
         """Tokens that a row may generate: not beyond the context, nor beyond all memory."""
@@ -316,6 +349,8 @@ class Engine:
         self._batch.clear()
         if self._prefix is not None:
             self._prefix.clear()
+        if self._model.adapters is not None:
+            self._model.adapters.clear()
         self._resets += 1
 
     def turn(self, deliver: Callable[[Outcome], None]) -> None:
@@ -330,6 +365,7 @@ class Engine:
             outcome.end(rid, code, fault)
         self._rejected.clear()
         self._enter_built(outcome)
+        self._enter_with_adapters(outcome)
 
         spent = 0.0
         if self._prefix is not None:
@@ -358,6 +394,7 @@ class Engine:
         self._share_memory(plan.prefill_bytes)
         for rid in plan.admit:
             self._prefill.add(self._requests[rid].row())
+        self._swap_adapters(plan)
         step_before = self._batch.in_flight > 0
         began = 0.0
         for _ in self._prefill.run(plan.chunks):
@@ -397,6 +434,16 @@ class Engine:
         self._delivering = 0.0
         self._pass_on(outcome, deliver)
         self._delivering = 0.0
+
+    def _swap_adapters(self, plan: Plan) -> None:
+        if self._model.adapters is not None:
+            again = set(plan.admit)
+            self._model.adapters.release(rid for rid in plan.drop if rid not in again)
+            self._use_adapters(plan.admit)
+
+    def _use_adapters(self, rids: Iterable[int]) -> None:
+        if self._model.adapters is not None:
+            self._model.adapters.begin((rid, self._requests[rid].adapter) for rid in rids)
 
     def _pass_on(self, outcome: Outcome, deliver: Callable[[Outcome], None]) -> Outcome:
         """Deliver what there is; returns what the rest of the turn goes on with."""

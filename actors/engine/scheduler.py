@@ -10,7 +10,8 @@ Pure policy: no MLX, no socket, no clock. `actors.engine.engine` calls it on the
 A prefilling row may be held: it keeps its seat while its prefix is restored, or computed for another row, and goes on
 behind the tokens that are in its caches then.
 
-Waiting rows are admitted by priority, then by age. Of the prompt tokens of a turn the oldest prefilling row gets half
+Waiting rows are admitted by priority, then by age; one whose LoRA adapter finds no place is passed by others, but not
+for ever. Of the prompt tokens of a turn the oldest prefilling row gets half
 at least, the others go to those that are closest to their end, so that a short prompt never waits for a long one.
 
 Steps are double-buffered: when the tokens of one step are read, the next is on the device already. So a row
@@ -26,6 +27,7 @@ import msgspec
 BLOCK = 256  # a forward over a long prompt ends on the next multiple of this at the latest, where a prefix block ends
 FIRST_CHUNK = 512  # prompt tokens of a row's first turn beside running rows; it may double from turn to turn
 MIN_CHUNK = 32  # prompt tokens that a turn computes at least, however slow the model is
+PASSES = 64  # rows with other adapters that may pass one whose adapter finds no place
 PART = 128  # tokens of a block that a chunk may end with, where it can't end on a border
 
 STOP = "stop"
@@ -54,6 +56,7 @@ class Limits(msgspec.Struct, frozen=True):
     prefill_step_size: int = 2048
     cache_bytes: int = 1 << 62
     row_bytes: Callable[[int], int] = no_bytes
+    max_loras: int = 1 << 30  # adapters of all rows that are prefilling or running
 
     def admission_bytes(self, length: int) -> int:
         """Bytes that a row of so many tokens takes until it runs: its own caches, and beside them a slot of the batch,
@@ -112,6 +115,7 @@ class Taken(NamedTuple):
 
 class _Row:
     __slots__ = (
+        "adapter",
         "age",
         "budget",
         "chunk",
@@ -121,14 +125,19 @@ class _Row:
         "left",
         "length",
         "parked",
+        "passed",
         "priority",
         "read",
         "rid",
         "stop_ids",
     )
 
-    def __init__(self, rid: int, age: int, length: int, budget: int, stop_ids: frozenset[int], priority: int) -> None:
+    def __init__(
+        self, rid: int, age: int, length: int, budget: int, stop_ids: frozenset[int], priority: int, adapter: str
+    ) -> None:
         self.rid = rid
+        self.adapter = adapter
+        self.passed = 0  # rows with other adapters that were admitted instead
         self.age = age
         self.priority = priority
         self.parked = False
@@ -220,37 +229,53 @@ class Scheduler:
         return self._limits.admission_bytes(length) + kept_bytes <= self._limits.cache_bytes
 
     def add(
-        self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
+        self,
+        rid: int,
+        length: int,
+        budget: int,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        adapter: str = "",
     ) -> None:
         """Queue a row of `length` ids that may generate `budget` more, until one of `stop_ids`.
 
-        A lower `priority` goes first.
+        A lower `priority` goes first. `adapter` names the LoRA adapter that it is computed with.
 
         Raises ValueError for a rid that is in use and for a length or budget below 1.
         """
-        self._waiting[rid] = self._new_row(rid, length, budget, stop_ids, priority)
+        self._waiting[rid] = self._new_row(rid, length, budget, stop_ids, priority, adapter)
 
-    def _new_row(self, rid: int, length: int, budget: int, stop_ids: frozenset[int], priority: int) -> _Row:
+    def _new_row(
+        self, rid: int, length: int, budget: int, stop_ids: frozenset[int], priority: int, adapter: str
+    ) -> _Row:
         if rid in self:
             raise ValueError(f"row {rid} is in use")
         if length < 1 or budget < 1:
             raise ValueError(f"a row needs ids and a budget, not {length} and {budget}")
         self._ages += 1
-        return _Row(rid, self._ages, length, budget, stop_ids, priority)
+        return _Row(rid, self._ages, length, budget, stop_ids, priority, adapter)
 
     def computing(self, rid: int) -> bool:
         """Whether a row is on its way to its first step."""
         return rid in self._waiting or rid in self._prefilling
 
     def add_running(
-        self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
+        self,
+        rid: int,
+        length: int,
+        budget: int,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        adapter: str = "",
     ) -> bool:
-        """Add a row like `add`, but one whose ids are computed and that joins the step of the last plan. Returns
-        False, and adds nothing, when there is no seat or memory for it."""
+        """Add a row like `add`, but one whose ids are computed and that joins the step of the last plan, beside a row
+        with the same adapter. Returns False, and adds nothing, when there is no seat or memory for it."""
         needs = self._limits.row_bytes(length + BLOCK)
         if not self._seats_free() or self._planned_bytes + needs > self._limits.cache_bytes:
             return False
-        row = self._new_row(rid, length, budget, stop_ids, priority)
+        row = self._new_row(rid, length, budget, stop_ids, priority, adapter)
         row.computed = length - 1
         self._place(row, True)
         self._planned_bytes += needs
@@ -314,7 +339,7 @@ class Scheduler:
             for row in sorted(rows[1:], key=lambda row: (row.length - row.computed, row.rank)):
                 self._place(row, turn.advance(row))
             turn.give_back(kept)
-            self._place(rows[0], turn.advance(rows[0]))
+            self._place(rows[0], turn.advance(rows[0], must=True))
         return Plan(drop, admit, turn.chunks, turn.join, turn.decode, prefill_bytes)
 
     @property
@@ -328,15 +353,27 @@ class Scheduler:
             return admitted
         used = running_bytes + self._prefill_bytes
         size = self._limits.row_bytes
+        adapters = {row.adapter for row in (*self._prefilling.values(), *self._running.values())} - {""}
+        stuck: _Row | None = None  # the first whose adapter finds no place
         for row in sorted(self._waiting.values(), key=lambda row: row.rank):
             if not self._seats_free():
                 break
             if row.launched > row.read:
                 continue  # parked a moment ago: its last token is still in flight
+            if row.adapter:
+                if stuck is not None and stuck.passed >= PASSES:
+                    continue
+                if row.adapter not in adapters and len(adapters) >= self._limits.max_loras:
+                    stuck = stuck or row
+                    continue
             needs = self._limits.admission_bytes(row.length + row.read)
             spare = 2 * len(self._running) * (size(2 * BLOCK) - size(BLOCK)) if row.parked else 0
             if used + needs + spare > self._limits.cache_bytes and (self._prefilling or self._running):
                 break  # the row stays first in the queue
+            if row.adapter:
+                adapters.add(row.adapter)
+                if stuck is not None:
+                    stuck.passed += 1
             if row.parked:
                 row.unpark()
             del self._waiting[row.rid]
@@ -424,6 +461,7 @@ class _Turn:
         self._batched = limits.max_num_batched_tokens - decode
         self._prefill = min(prefill_tokens, self._batched)
         self._step = limits.prefill_step_size
+        self._whole = min(prefill_tokens // 2, FIRST_CHUNK)
         self._beside_others = decode > 0
 
     def keep(self, row: _Row) -> int:
@@ -436,10 +474,16 @@ class _Turn:
         """Tokens that were kept can be spent now."""
         self._prefill += tokens
 
-    def advance(self, row: _Row) -> bool:
-        """Give `row` its next chunk. True when it joins the running rows in this turn."""
+    def advance(self, row: _Row, must: bool = False) -> bool:
+        """Give `row` its next chunk. True when it joins the running rows in this turn.
+
+        A prompt that a turn can take whole isn't begun when this one has no room for all of it, unless it `must`:
+        whole ones are computed together, while each piece of one costs a forward of its own.
+        """
         left = row.length - 1 - row.computed
         room = min(self._batched, self._prefill, self._step)
+        if room < left <= self._whole and not row.computed and not must:
+            return False
         if self._beside_others:
             # A prompt costs more per token the longer it is: feel the way up, for others wait.
             room = min(room, max(FIRST_CHUNK, 2 * row.chunk))

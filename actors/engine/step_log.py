@@ -22,6 +22,7 @@ class Added(msgspec.Struct, frozen=True, array_like=True, tag=True):
     budget: int
     stop_ids: list[int]
     priority: int
+    adapter: str = ""
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -32,6 +33,7 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
     budget: int
     stop_ids: list[int]
     priority: int
+    adapter: str = ""
 
 
 class Aborted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -109,19 +111,33 @@ class RecordedScheduler(Scheduler):
         super().lift(rid, priority)
 
     def add(
-        self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
+        self,
+        rid: int,
+        length: int,
+        budget: int,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        adapter: str = "",
     ) -> None:
         """See `Scheduler.add`."""
-        super().add(rid, length, budget, stop_ids=stop_ids, priority=priority)
-        self._told.append(Added(rid, length, budget, sorted(stop_ids), priority))
+        super().add(rid, length, budget, stop_ids=stop_ids, priority=priority, adapter=adapter)
+        self._told.append(Added(rid, length, budget, sorted(stop_ids), priority, adapter))
 
     def add_running(
-        self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
+        self,
+        rid: int,
+        length: int,
+        budget: int,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        adapter: str = "",
     ) -> bool:
         """See `Scheduler.add_running`. Only what changes something is recorded."""
-        joined = super().add_running(rid, length, budget, stop_ids=stop_ids, priority=priority)
+        joined = super().add_running(rid, length, budget, stop_ids=stop_ids, priority=priority, adapter=adapter)
         if joined:
-            self._told.append(Joined(rid, length, budget, sorted(stop_ids), priority))
+            self._told.append(Joined(rid, length, budget, sorted(stop_ids), priority, adapter))
         return joined
 
     def abort(self, rids: Iterable[int]) -> None:
@@ -175,11 +191,21 @@ class Replay:
         match told:
             case Added():
                 scheduler.add(
-                    told.rid, told.length, told.budget, stop_ids=frozenset(told.stop_ids), priority=told.priority
+                    told.rid,
+                    told.length,
+                    told.budget,
+                    stop_ids=frozenset(told.stop_ids),
+                    priority=told.priority,
+                    adapter=told.adapter,
                 )
             case Joined():
                 scheduler.add_running(
-                    told.rid, told.length, told.budget, stop_ids=frozenset(told.stop_ids), priority=told.priority
+                    told.rid,
+                    told.length,
+                    told.budget,
+                    stop_ids=frozenset(told.stop_ids),
+                    priority=told.priority,
+                    adapter=told.adapter,
                 )
             case Aborted():
                 scheduler.abort(told.rids)

@@ -133,6 +133,8 @@ EXAMPLES = [
     ),
     (command_codec, m.Submit(*(1, 2, 3, b"\1\0\0\0", 1, 1, 0.0, 1.0, 0), pool=m.Pool("last", True, [5, 6]))),
     (step_codec, m.Step(1, 2, [], b"", pooled_rids=[3], pooled=[pack_floats([0.5])])),
+    (command_codec, m.Submit(*(1, 2, 3, b"\1\0\0\0", 1, 10, 0.0, 1.0, 42), adapter="fr")),
+    (report_codec, m.Ready("engine", 0, 1, 1, "ipc:///x", m.ModelCard("demo", adapters={"fr": "adapters/fr"}))),
 ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.scheduler import BLOCK, MIN_CHUNK, PART, Limits, Plan, Scheduler, chunk_tokens
+from actors.engine.scheduler import BLOCK, MIN_CHUNK, PART, PASSES, Limits, Plan, Scheduler, chunk_tokens
 
 EOS = 2
 
@@ -312,6 +312,34 @@ def test_endless_short_prompts_leave_a_long_one_half_of_each_turn() -> None:
     assert turns <= 16_000 / 256 + 5
 
 
+def test_prompts_are_computed_whole_where_a_turn_has_room_for_whole_ones() -> None:
+    scheduler = Scheduler(Limits())
+    scheduler.add(1, 10, 100)
+    scheduler.plan(1000, 0)
+    for rid in range(2, 12):
+        scheduler.add(rid, 220, 100)
+    joined: list[int] = []
+    while len(joined) < 10:
+        plan = scheduler.plan(1000, 0)
+        assert all(chunk.whole for chunk in plan.chunks)
+        assert len(plan.join) >= 2
+        joined += plan.join
+    assert sorted(joined) == [*range(2, 12)]
+    assert scheduler.plan(100, 0).chunks == []
+
+
+def test_one_that_is_too_long_for_a_turn_is_cut() -> None:
+    scheduler = Scheduler(Limits())
+    scheduler.add(1, 10, 100)
+    scheduler.plan(1000, 0)
+    for rid in range(2, 5):
+        scheduler.add(rid, 220, 100)
+    joined: list[int] = []
+    for _ in range(20):
+        joined += scheduler.plan(100, 0).join
+    assert sorted(joined) == [2, 3, 4]
+
+
 def test_thousands_of_rows_come_through() -> None:
     device = Device(Limits(max_num_seqs=64))
     for rid in range(3000):
@@ -394,6 +422,37 @@ def test_a_small_time_budget_still_admits_a_chunk() -> None:
     device = Device(Limits())
     device.submit(0, 5000, 1)
     assert device.turn(prefill_tokens=0).prefill_tokens == MIN_CHUNK
+
+
+def adapters_in(scheduler: Scheduler, rows: list[tuple[int, str]]) -> list[int]:
+    """Queue rows, and the rows that the next plan admits."""
+    for rid, adapter in rows:
+        scheduler.add(rid, 4, 100, adapter=adapter)
+    return scheduler.plan(1000, 0).admit
+
+
+def test_rows_have_so_many_adapters_at_most_and_others_pass() -> None:
+    scheduler = Scheduler(Limits(max_loras=2))
+    assert adapters_in(scheduler, [(1, "a"), (2, "b"), (3, "c"), (4, ""), (5, "a"), (6, "d")]) == [1, 2, 4, 5]
+    scheduler.abort([1])
+    assert scheduler.plan(1000, 0).admit == [], "row 5 has the same"
+    scheduler.abort([5])
+    assert scheduler.plan(1000, 0).admit == [3]
+    scheduler.abort([2, 3])
+    assert scheduler.plan(1000, 0).admit == [6]
+
+
+def test_a_row_whose_adapter_finds_no_place_is_passed_only_so_often() -> None:
+    scheduler = Scheduler(Limits(max_loras=1))
+    adapters_in(scheduler, [(0, "a"), (1, "b")])
+    for rid in range(2, 2 + PASSES):
+        assert adapters_in(scheduler, [(rid, "a")]) == [rid]
+    assert adapters_in(scheduler, [(100, "a"), (101, "")]) == [101]
+    scheduler.abort(range(2 + PASSES))
+    assert scheduler.plan(1000, 0).admit == [100], "row 1 was aborted, too"
+    adapters_in(scheduler, [(102, "b"), (103, "a")])
+    scheduler.abort([100, 103])
+    assert scheduler.plan(1000, 0).admit == [102]
 
 
 def test_aborts_of_unknown_and_gone_rows_are_normal() -> None:
