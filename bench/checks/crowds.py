@@ -16,10 +16,10 @@ from bench.ask import post
 from bench.checks.report import Report
 from bench.harness import POLL, ROOT, RunningServer, wait_until
 from bench.load.driver import Progress, make_load, run_load
-from bench.load.memory import PeakMemory
 from bench.load.over_http import Exchange, HttpLoad, build_request
 from bench.load.plan import Plan
 from bench.load.summary import Summary, summarize
+from bench.load.timeline import Timeline
 
 
 async def reached(condition: Callable[[], bool], seconds: float, what: str) -> float:
@@ -74,10 +74,11 @@ def stress(report: Report, server: RunningServer, plan: Plan) -> None:
 
 async def run_plan(server: RunningServer, plan: Plan) -> Summary:
     """Run a plan against the server; its figures, and the peaks of the server's memory."""
-    memory = PeakMemory(server.pids())
-    async with make_load(plan, url=server.url, endpoint=server.endpoint) as load, memory.watch():
-        outcomes = await run_load(load, Progress(plan))
-    return summarize(plan, outcomes, memory.peaks)
+    progress = Progress(plan)
+    timeline = Timeline(server.pids(), server.url, lambda: progress.counts)
+    async with make_load(plan, url=server.url, endpoint=server.endpoint) as load, timeline.watch():
+        outcomes = await run_load(load, progress)
+    return summarize(plan, outcomes, timeline)
 
 
 def vanish_http(report: Report, server: RunningServer, streams: int, max_tokens: int) -> None:
@@ -107,7 +108,7 @@ async def _vanish_http(server: RunningServer, plan: Plan) -> tuple[float, int]:
 
 def _runs_only(server: RunningServer, count: int) -> bool:
     load = server.load()
-    return load["running"] == count and load["prefilling"] == load["waiting"] == 0
+    return bool(load["running"] == count and load["prefilling"] == load["waiting"] == 0)
 
 
 def _judge_vanished(report: Report, streams: int, seconds: float, completed: int, limit: float) -> None:
