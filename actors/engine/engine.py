@@ -190,6 +190,7 @@ class Engine:
             like=request.like,
             salt=request.cache_salt,
             priority=request.priority,
+            turn=request.turn,
             pin=request.warm,
         )
         if constrained:
@@ -209,7 +210,9 @@ class Engine:
         self._add(row)
 
     def _add(self, row: Request) -> None:
-        self._scheduler.add(row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority)
+        self._scheduler.add(
+            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority, turn=row.turn
+        )
 
     def _enter_built(self, outcome: Outcome) -> None:
         """Queue the rows whose grammars are ready."""
@@ -265,7 +268,7 @@ class Engine:
 
     def _add_running(self, row: Request) -> bool:
         return self._scheduler.add_running(
-            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority
+            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority, turn=row.turn
         )
 
     def _budget(self, length: int, wanted: int) -> int:
@@ -372,10 +375,10 @@ class Engine:
             self._batch.launch(prefilled)
         else:
             prefilled()
+        if not plan.decode and (self._prefix is not None or self._batch.in_flight):
+            self._lane.wait()  # what is left of the last step counts as the model's time
         self._collect(outcome, keep=1 if plan.decode else 0)
         if self._prefix is not None:
-            if not plan.decode:
-                self._lane.wait()
             self._prefix.settle()
         if plan.decode or plan.chunks or step_before:
             self._steps += 1

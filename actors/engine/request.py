@@ -33,6 +33,7 @@ class Request:
         "prompt_tokens",
         "rid",
         "salt",
+        "turn",
     )
 
     def __init__(
@@ -47,6 +48,7 @@ class Request:
         like: int = 0,
         salt: str = "",
         priority: int = 0,
+        turn: int = 0,
         pin: bool = False,
     ) -> None:
         self.rid = rid
@@ -58,6 +60,7 @@ class Request:
         self.like = like
         self.salt = salt
         self.priority = priority
+        self.turn = turn
         self.pin = pin
         self.generated: list[int] = []
         self.cached = 0

@@ -22,6 +22,7 @@ class Added(msgspec.Struct, frozen=True, array_like=True, tag=True):
     budget: int
     stop_ids: list[int]
     priority: int
+    turn: int = 0
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -32,6 +33,7 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
     budget: int
     stop_ids: list[int]
     priority: int
+    turn: int = 0
 
 
 class Aborted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -97,19 +99,33 @@ class RecordedScheduler(Scheduler):
         super().go_on(rid, computed)
 
     def add(
-        self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
+        self,
+        rid: int,
+        length: int,
+        budget: int,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        turn: int = 0,
     ) -> None:
         """See `Scheduler.add`."""
-        super().add(rid, length, budget, stop_ids=stop_ids, priority=priority)
-        self._told.append(Added(rid, length, budget, sorted(stop_ids), priority))
+        super().add(rid, length, budget, stop_ids=stop_ids, priority=priority, turn=turn)
+        self._told.append(Added(rid, length, budget, sorted(stop_ids), priority, turn))
 
     def add_running(
-        self, rid: int, length: int, budget: int, *, stop_ids: frozenset[int] = frozenset(), priority: int = 0
+        self,
+        rid: int,
+        length: int,
+        budget: int,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        turn: int = 0,
     ) -> bool:
         """See `Scheduler.add_running`. Only what changes something is recorded."""
-        joined = super().add_running(rid, length, budget, stop_ids=stop_ids, priority=priority)
+        joined = super().add_running(rid, length, budget, stop_ids=stop_ids, priority=priority, turn=turn)
         if joined:
-            self._told.append(Joined(rid, length, budget, sorted(stop_ids), priority))
+            self._told.append(Joined(rid, length, budget, sorted(stop_ids), priority, turn))
         return joined
 
     def abort(self, rids: Iterable[int]) -> None:
@@ -162,16 +178,16 @@ class Replay:
         scheduler = self._scheduler
         match told:
             case Added():
-                scheduler.add(
-                    told.rid, told.length, told.budget, stop_ids=frozenset(told.stop_ids), priority=told.priority
-                )
+                scheduler.add(told.rid, told.length, told.budget, **_rank(told))
             case Joined():
-                scheduler.add_running(
-                    told.rid, told.length, told.budget, stop_ids=frozenset(told.stop_ids), priority=told.priority
-                )
+                scheduler.add_running(told.rid, told.length, told.budget, **_rank(told))
             case Aborted():
                 scheduler.abort(told.rids)
             case TakenIn():
                 scheduler.take(told.rids, told.tokens)
             case WentOn():
                 scheduler.go_on(told.rid, told.computed)
+
+
+def _rank(told: Added | Joined) -> dict[str, Any]:
+    return {"stop_ids": frozenset(told.stop_ids), "priority": told.priority, "turn": told.turn}

@@ -270,10 +270,14 @@ def retries(report: Report, server: RunningServer, rows: int) -> None:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=20)
 
         async def fill() -> str | None:
-            async with AsyncClient(endpoint=server.endpoint) as zmq:
-                streams = [zmq.generate(ids=[700], max_tokens=50, temperature=0, ignore_eos=True) for _ in range(rows)]
+            # Two clients, since each finds some room that the other's flood has not taken.
+            async with AsyncClient(endpoint=server.endpoint) as one, AsyncClient(endpoint=server.endpoint) as two:
+                options: dict[str, Any] = {"ids": [700], "max_tokens": 50, "temperature": 0, "ignore_eos": True}
+                streams = [one.generate(**options) for _ in range(rows)]
                 async for _ in streams[0]:
                     break
+                streams += [two.generate(**options) for _ in range(rows // 2)]
+                await two.models()  # they are in, or refused
                 asked = asyncio.to_thread(
                     client.chat.completions.create, model=_model(server), messages=ASK, max_tokens=2
                 )

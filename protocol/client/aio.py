@@ -7,6 +7,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from protocol.client.connection import Connection
@@ -14,6 +15,7 @@ from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_gen
 from protocol.endpoints import find_endpoint, find_successor
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
+from protocol.keys import ClientKeys, client_keys_for
 from protocol.messages import (
     Accepted,
     CallFailed,
@@ -122,8 +124,10 @@ class AsyncClient:
         endpoint: str | None = None,
         name_in_logs: str = "",
         reconnect: float = RECONNECT,
+        keys: ClientKeys | str | Path | None = None,
     ) -> None:
         self._reconnect = reconnect
+        self._keys = keys
         self._name = name
         self._endpoint = endpoint
         self._name_in_logs = name_in_logs
@@ -134,11 +138,9 @@ class AsyncClient:
         self.on_lost: Callable[[CallboardError], None] | None = None
 
     @classmethod
-    async def connect(
-        cls, name: str | None = None, *, endpoint: str | None = None, name_in_logs: str = ""
-    ) -> "AsyncClient":
-        """Make a client and connect it. Raises ServerNotFound."""
-        client = cls(name, endpoint=endpoint, name_in_logs=name_in_logs)
+    async def connect(cls, name: str | None = None, *, endpoint: str | None = None, **options: Any) -> "AsyncClient":
+        """Make a client with these options and connect it. Raises ServerNotFound."""
+        client = cls(name, endpoint=endpoint, **options)
         await client.open()
         return client
 
@@ -162,6 +164,7 @@ class AsyncClient:
             name=self._name_in_logs,
             find=lambda: find_successor(endpoint, self._name),
             reconnect=self._reconnect,
+            keys=client_keys_for(endpoint, self._keys),
         )
 
     def _call_soon(self, callback: Callable[[Any], None], argument: Any) -> None:

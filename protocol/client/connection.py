@@ -23,6 +23,7 @@ from protocol.errors import (
     ServerLost,
     ServerNotFound,
 )
+from protocol.keys import ClientKeys
 from protocol.messages import (
     PROTOCOL_VERSION,
     ClientMessage,
@@ -61,6 +62,7 @@ class Connection:
         connect_timeout: float = CONNECT_TIMEOUT,
         find: Callable[[], str] | None = None,
         reconnect: float = 0.0,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.lost: CallboardError | None = None
@@ -69,6 +71,7 @@ class Connection:
         self._name = name or f"pid {os.getpid()}"
         self._find = find or (lambda: endpoint)
         self._reconnect = reconnect
+        self._keys = keys
         self._outbox: deque[bytes] = deque()
         self._wake_out, self._wake_in = stdlib_socket.socketpair()
         self._wake_out.setblocking(False)
@@ -83,7 +86,10 @@ class Connection:
         self._thread.start()
         if not self._welcomed.wait(connect_timeout):
             self.close()
-            raise ServerNotFound("server_not_found", f"no server answered at {endpoint} within {connect_timeout:g} s")
+            text = f"no server answered at {endpoint} within {connect_timeout:g} s"
+            if endpoint.startswith("tcp://"):
+                text += "; it may not know this client's key" if keys else "; it may want keys (see `callboard keys`)"
+            raise ServerNotFound("server_not_found", text)
         if self._welcome is None:
             self.close()
             assert self.lost is not None
@@ -155,7 +161,7 @@ class Connection:
         welcome, self._incarnation = self._welcome, None
         dealer = None
         try:
-            dealer = connect_dealer(self._context, endpoint)
+            dealer = connect_dealer(self._context, endpoint, keys=self._keys)
             self._serve(dealer, patience)
         except zmq.ZMQError as error:
             self._lose(ServerLost(SERVER_LOST, f"the connection to {endpoint} failed: {error}"))

@@ -5,6 +5,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from protocol.client.connection import Connection
@@ -12,6 +13,7 @@ from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_gen
 from protocol.endpoints import find_endpoint, find_successor
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
+from protocol.keys import ClientKeys, client_keys_for
 from protocol.messages import (
     Accepted,
     CallFailed,
@@ -97,9 +99,19 @@ class Client:
     When the server is lost, open streams raise ServerLost, and the client connects to its successor, for which it
     looks `reconnect` seconds long; requests made meanwhile wait. `on_lost` is called with the error, on the
     connection's thread, after the streams were told.
+
+    `keys` is for servers reached over tcp: a client's key file (`callboard keys`) or what it holds; without them
+    `$CALLBOARD_KEYS` names the file.
     """
 
-    def __init__(self, name: str | None = None, *, endpoint: str | None = None, reconnect: float = RECONNECT) -> None:
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        endpoint: str | None = None,
+        reconnect: float = RECONNECT,
+        keys: ClientKeys | str | Path | None = None,
+    ) -> None:
         self._lock = threading.RLock()
         self.on_lost: Callable[[CallboardError], None] | None = None
         self._streams: dict[int, Stream] = {}
@@ -112,6 +124,7 @@ class Client:
             self._on_lost,
             find=lambda: find_successor(found, name),
             reconnect=reconnect,
+            keys=client_keys_for(found, keys),
         )
         self._credit_every = max(1, self._connection.welcome.window // 4)
 

@@ -60,6 +60,26 @@ def test_the_end_tells_usage_and_timing(client: Client):
     assert 0 <= stream.end.timing.ttft <= stream.end.timing.total
 
 
+def test_a_traced_request_tells_when_it_was_where(client: Client):
+    for prompt in ({"prompt": "hello"}, {"ids": [700, 800]}):
+        sent = time.monotonic()
+        stream = client.generate(**prompt, max_tokens=2, temperature=0, ignore_eos=True, trace=True)
+        stream.text()
+        assert stream.end is not None
+        trace = stream.end.trace
+        assert trace is not None
+        text = [trace.asked, trace.tokenizing, trace.tokenized]
+        assert ("prompt" in prompt) == (min(text) >= 0)
+        way = [sent, trace.received, *(text if "prompt" in prompt else ()), trace.encoded, trace.submitted]
+        way += [trace.queued, trace.stepped, trace.arrived, trace.ended, time.monotonic()]
+        assert way == sorted(way)
+        assert 0 < trace.in_model < trace.stepped - trace.queued
+    stream = client.generate(ids=[700], max_tokens=1)
+    stream.text()
+    assert stream.end is not None
+    assert stream.end.trace is None
+
+
 def test_cancel_ends_the_stream_and_frees_the_row(server: RunningServer, client: Client):
     stream = client.generate(ids=[700, 800], **ENDLESS)
     next(stream)
