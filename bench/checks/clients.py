@@ -6,7 +6,6 @@ Every one asks a server of ours as its own documentation says, and gets what it 
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 import anthropic
 import openai
 
+from bench.checks.node import install_npm
 from bench.checks.report import Report
 from bench.harness import ROOT, RunningServer
 from protocol import AsyncClient
@@ -237,7 +237,7 @@ print(json.dumps([whole, streamed, called.choices[0].message.tool_calls[0].funct
 
 def by_npm(report: Report, server: RunningServer, folder: Path) -> None:
     """Chat, tools, structured output, responses and errors with the `openai` npm package, installed into `folder`."""
-    install_npm(folder)
+    install_npm(NPM, folder)
     found = _run(report, ["node", str(folder / "check.mjs"), server.url], "openai (npm)")
     if found is None:
         return
@@ -250,16 +250,6 @@ def by_npm(report: Report, server: RunningServer, folder: Path) -> None:
     ends = ("response.completed", "response.incomplete")
     report.expect(begin == "response.created" and end in ends, "responses stream in order", found["events"])
     report.expect(found["status"] == 400, "an error has its status", found["status"])
-
-
-def install_npm(folder: Path) -> None:
-    """Make `folder` hold the check and its packages. Raises CalledProcessError, and FileNotFoundError without npm."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json", "check.mjs"):
-        shutil.copyfile(NPM / name, folder / name)
-    if not (folder / "node_modules" / "openai").is_dir():
-        command = ["npm", "ci", "--no-audit", "--no-fund", "--silent"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
 
 
 def retries(report: Report, server: RunningServer, rows: int) -> None:

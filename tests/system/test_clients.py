@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.checks import clients, fair_clients
+from bench.checks import clients, fair_clients, node
 from bench.checks.report import Report
 from bench.harness import RunningServer
 from server.models.cache import cache_root
@@ -32,6 +32,12 @@ def test_litellm(server: RunningServer, report: Report):
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
 def test_npm(server: RunningServer, report: Report):
     clients.by_npm(report, server, cache_root() / "npm-clients")
+    assert report.failures == []
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+def test_the_node_example(server: RunningServer, report: Report):
+    node.node_client(report, server, cache_root() / "node-example")
     assert report.failures == []
 
 
