@@ -254,6 +254,7 @@ def by_npm(report: Report, server: RunningServer, folder: Path) -> None:
 
 def retries(report: Report, server: RunningServer, rows: int) -> None:
     """A server that is full: the `openai` package waits as it is told, tries again, and gets its answer."""
+    model = _model(server)
     seen: list[int] = []
     hooks: dict[str, Any] = {"response": [lambda one: seen.append(one.status_code)]}
     with openai.DefaultHttpxClient(trust_env=False, timeout=120, event_hooks=hooks) as http:
@@ -262,15 +263,13 @@ def retries(report: Report, server: RunningServer, rows: int) -> None:
         async def fill() -> str | None:
             # Two clients, since each finds some room that the other's flood has not taken.
             async with AsyncClient(endpoint=server.endpoint) as one, AsyncClient(endpoint=server.endpoint) as two:
-                options: dict[str, Any] = {"ids": [700], "max_tokens": 50, "temperature": 0, "ignore_eos": True}
+                options: dict[str, Any] = {"ids": [700], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
                 streams = [one.generate(**options) for _ in range(rows)]
                 async for _ in streams[0]:
                     break
                 streams += [two.generate(**options) for _ in range(rows // 2)]
                 await two.models()  # they are in, or refused
-                asked = asyncio.to_thread(
-                    client.chat.completions.create, model=_model(server), messages=ASK, max_tokens=2
-                )
+                asked = asyncio.to_thread(client.chat.completions.create, model=model, messages=ASK, max_tokens=2)
                 return (await asked).choices[0].finish_reason
 
         reason = asyncio.run(fill())
