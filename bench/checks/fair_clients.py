@@ -39,9 +39,9 @@ async def _run(
             began = time.perf_counter()
             stream = other.generate(f"Request {number}", **options)
             async for _ in stream:
-                took = time.perf_counter() - began
                 break
-            return took
+            stream.cancel()
+            return time.perf_counter() - began
 
         async def drain(number: int) -> None:
             stream = flooding.generate(f"Flood {number}", **options)
