@@ -26,7 +26,7 @@ VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate conn
   block-disk soak
 VERIFY_LONG := soak compare
 
-.PHONY: help setup blas serve chat test verify soak check format bench clean FORCE
+.PHONY: help setup blas serve chat test verify soak check format bench client-wheel clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -92,6 +92,9 @@ format: setup ## format the code and fix what the linter can
 
 bench: setup ## the stress harness against a running server (ARGS="…")
 	@$(BIN)/python bench/stress.py $(ARGS)
+
+client-wheel: setup ## build the distribution callboard-client into dist/
+	@$(BIN)/python bench/client_wheel.py dist
 
 clean: ## remove .venv, build outputs and tool caches
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
