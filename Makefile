@@ -22,7 +22,7 @@ VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate conn
   vanish-1000 two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
   sampled-256 peers-256 peers-sampled-256 single-stream scaling prefix-ttft prefix-restore prefix-shared \
   prefix-hits prefix-chat prefix-cost prefix-itl prefix-same prefix-same-demo prefix-kill prefix-trouble \
-  clients node fair-clients retries schemas mixed-options compiling texts fuzz check rooms block-kills block-damage \
+  clients streams-512 latency node fair-clients retries schemas mixed-options compiling texts fuzz check rooms block-kills block-damage \
   block-disk soak
 VERIFY_LONG := soak compare
 

@@ -36,6 +36,7 @@ from bench.checks import (
     fuzz,
     hostile,
     interference,
+    latency,
     limits,
     loop,
     neighbours,
@@ -241,6 +242,8 @@ CHECKS: dict[str, Check] = {
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
     "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
+    "streams-512": on_tiny(lambda report, server: crowds.many(report, server, 512, prompt_tokens=220, max_tokens=64)),
+    "latency": lambda report: latency.latency(report, tiny_model(), requests=300),
     "node": on_tiny(lambda report, server: node.node_client(report, server, cache_root() / "node-example")),
     "fair-clients": on_tiny(
         lambda report, server: fair_clients.fair_clients(report, server, seats=8, flood=300, tokens=40, asked=12),

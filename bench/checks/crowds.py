@@ -11,7 +11,9 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 import uvloop
+import zmq
 
+from actors.supervisor import raise_file_limit
 from bench.ask import post
 from bench.checks.report import Report
 from bench.harness import POLL, ROOT, RunningServer, wait_until
@@ -20,6 +22,9 @@ from bench.load.memory import PeakMemory
 from bench.load.over_http import Exchange, HttpLoad, build_request
 from bench.load.plan import Plan
 from bench.load.summary import Summary, summarize
+from protocol.codec import encode, server_codec
+from protocol.messages import PROTOCOL_VERSION, Hello, Welcome
+from protocol.sockets import connect_dealer
 
 
 async def reached(condition: Callable[[], bool], seconds: float, what: str) -> float:
@@ -61,6 +66,41 @@ async def _connections(server: RunningServer, count: int) -> tuple[list[int], fl
     async with asyncio.timeout(120):
         answers = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
     return [answer for answer in answers if isinstance(answer, int)], max(connected)
+
+
+def raw_connections(report: Report, server: RunningServer, count: int) -> None:
+    """`count` ZeroMQ sockets greet the server at the same time; every one is welcomed."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    poller = zmq.Poller()
+    welcomed = 0
+    try:
+        for _ in range(count):
+            socket = connect_dealer(context, server.endpoint)
+            socket.send(encode(Hello(PROTOCOL_VERSION, "crowd")))
+            poller.register(socket, zmq.POLLIN)
+        deadline = time.monotonic() + 30
+        while welcomed < count and time.monotonic() < deadline:
+            for ready, _ in poller.poll(1000):
+                welcomed += isinstance(server_codec.decode(ready.recv()), Welcome)
+                poller.unregister(ready)
+    finally:
+        context.destroy(linger=0)
+    report.measured("zmq_connections_welcomed", welcomed)
+    report.expect(welcomed == count, f"all {count} ZeroMQ connections are welcomed", welcomed)
+
+
+def many(report: Report, server: RunningServer, streams: int, prompt_tokens: int, max_tokens: int) -> None:
+    """So many connections at once, raw and HTTP, and then so many streams at once each way: none fails."""
+    raise_file_limit()
+    connections(report, server, streams)
+    raw_connections(report, server, streams)
+    for via in ("zmq", "http"):
+        plan = Plan(via, streams, streams, prompt_tokens, max_tokens, vocab_size=49_152)
+        summary = uvloop.run(run_plan(server, plan))
+        report.measured(f"{via}_tokens_per_second", summary.tokens_per_second)
+        report.measured(f"{via}_ttft_ms", msgspec.to_builtins(summary.ttft_ms))
+        whole = summary.completed == streams and summary.failed == 0
+        report.expect(whole, f"{streams} of {streams} {via} streams complete", summary.failures)
 
 
 def stress(report: Report, server: RunningServer, plan: Plan) -> None:
