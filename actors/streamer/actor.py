@@ -493,12 +493,12 @@ class StreamerActor(Actor):
         stream.encoded(result.ids, budget, detokenizer, now, spelling, thinking, reply)
         if stream.trace is not None:
             stream.trace.ids_known(result, now)
-        self._clients.send(stream.client, Accepted(stream.ref, stream.rid, count))
         client = self._clients.get(stream.client)
         if client is not None:
             stream.turn = self._turns.next(client.turns, request.params.priority)
         self._recovery.add(stream.rid, request.params.priority)
-        self._submit_due()
+        self._submit_due()  # the engine first, which is what takes time
+        self._clients.send(stream.client, Accepted(stream.ref, stream.rid, count))
 
     def _submit_due(self) -> None:
         """Give the engine what it may have now, and tell the supervisor what its death would mean."""
