@@ -72,10 +72,10 @@ def raw_connections(report: Report, server: RunningServer, count: int) -> None:
     """`count` ZeroMQ sockets greet the server at the same time; every one is welcomed."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     poller = zmq.Poller()
+    sockets = [connect_dealer(context, server.endpoint) for _ in range(count)]
     welcomed = 0
     try:
-        for _ in range(count):
-            socket = connect_dealer(context, server.endpoint)
+        for socket in sockets:
             socket.send(encode(Hello(PROTOCOL_VERSION, "crowd")))
             poller.register(socket, zmq.POLLIN)
         deadline = time.monotonic() + 30
@@ -84,7 +84,9 @@ def raw_connections(report: Report, server: RunningServer, count: int) -> None:
                 welcomed += isinstance(server_codec.decode(ready.recv()), Welcome)
                 poller.unregister(ready)
     finally:
-        context.destroy(linger=0)
+        for socket in sockets:
+            socket.close(linger=0)
+        context.term()
     report.measured("zmq_connections_welcomed", welcomed)
     report.expect(welcomed == count, f"all {count} ZeroMQ connections are welcomed", welcomed)
 
