@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+# The last events of the APIs that don't end with [DONE].
+_LAST = ("message_stop", "response.completed", "response.incomplete", "response.failed")
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
@@ -57,7 +59,8 @@ def post(url: str, body: Any, **options: Any) -> Answer:
 def events(url: str, body: Mapping[str, Any], *, timeout: float = 60.0) -> Iterator[dict[str, Any]]:
     """POST with `stream` on; yields each decoded event as it arrives.
 
-    Raises ConnectionError when the stream ends without `[DONE]`, and HTTPError for a status above 399.
+    Raises ConnectionError when the stream ends without its last event (`[DONE]` for most APIs), and HTTPError for a
+    status above 399.
     """
     with _open(_prepare("POST", url, {**body, "stream": True}, None), timeout=timeout) as response:
         for line in response:
@@ -66,7 +69,10 @@ def events(url: str, body: Mapping[str, Any], *, timeout: float = 60.0) -> Itera
             data = line[5:].strip()
             if data == b"[DONE]":
                 return
-            yield json.loads(data)
+            event = json.loads(data)
+            yield event
+            if event.get("type") in _LAST:
+                return
     raise ConnectionError("the stream ended without [DONE]")
 
 

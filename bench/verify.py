@@ -249,10 +249,16 @@ CHECKS: dict[str, Check] = {
         lambda report, server: fair_clients.fair_clients(report, server, seats=8, flood=300, tokens=40, asked=12),
         *("--max-num-seqs", "8", "--tokenizers", "1"),
     ),
-    "retries": on_tiny(lambda report, server: clients.retries(report, server, rows=2 + 32), "--max-num-seqs", "2"),
+    "retries": on_tiny(
+        lambda report, server: clients.retries(report, server, running=2, waiting=32), "--max-num-seqs", "2"
+    ),
     "schemas": on_demo(lambda report, server: structured.schema_outputs(report, server, 100, 200)),
-    "mixed-options": on_demo(lambda report, server: structured.mixed_options(report, server, 64, 48, 0.6)),
-    "compiling": on_demo(lambda report, server: structured.compiling(report, server, tokens=200, factor=1.3)),
+    "mixed-options": on_demo(
+        lambda report, server: structured.mixed_options(
+            report, server, [*range(structured.MIXES)], 40, 0.6, rounds=2, alone=8
+        )
+    ),
+    "compiling": on_demo(lambda report, server: structured.compiling(report, server, tokens=150, factor=1.3)),
     "texts": project.text_properties,
     "fuzz": on_tiny(lambda report, server: fuzz.schemathesis_finds_nothing(report, server, 120)),
     "check": project.make_check,

@@ -38,7 +38,7 @@ class ApiKeys:
             return
         error = ApiError(INVALID_API_KEY, "this server needs an API key: send it as `Authorization: Bearer KEY`")
         record_of(scope).error_code = error.code
-        await error.response()(scope, receive, send)
+        await error.response(scope["path"])(scope, receive, send)
 
     def _knows(self, given: bytes) -> bool:
         found = False

@@ -64,7 +64,9 @@ async def tokenize(body: bytes, backend: Backend) -> TokenizeBody:
         check_messages(asked.messages)
         tools, _ = parse_tools(asked.tools, None, None)
         check_depth(tools, "tools")
-        kwargs = template_kwargs(asked.chat_template_kwargs, None, asked.add_generation_prompt)
+        kwargs = template_kwargs(
+            asked.chat_template_kwargs, None, asked.add_generation_prompt, asked.continue_final_message
+        )
         ids = await client.tokenize(messages=asked.messages, tools=tools, template_kwargs=kwargs)
     else:
         ids = await client.tokenize(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)

@@ -26,6 +26,7 @@ from server.schemas import (
     UsageBody,
 )
 from server.sse import DONE, encode_json, event, failed, split_template
+from server.structured import grammar_of
 from server.tools import parse_tools
 from server.unsupported import CHAT_UNSUPPORTED
 
@@ -42,7 +43,15 @@ def parse_chat(body: bytes, model: str, request_id: str) -> tuple[str | None, Ge
     max_tokens, names = request.max_tokens, {"logprobs": "top_logprobs", "thinking_budget": "thinking_token_budget"}
     if request.max_completion_tokens is not None:
         max_tokens, names["max_tokens"] = request.max_completion_tokens, "max_completion_tokens"
-    params = sampling_params(request, max_tokens, _logprobs(request), names, request.thinking_token_budget)
+    params = sampling_params(
+        request,
+        max_tokens=max_tokens,
+        stop=request.stop,
+        logprobs=_logprobs(request),
+        grammar=grammar_of(request),
+        thinking_budget=request.thinking_token_budget,
+        names=names,
+    )
     if params.grammar is not None and choice.mode in ("required", "named"):
         raise invalid(f"{params.grammar.field} can't be combined with a tool_choice that forces a call", "tool_choice")
     include_usage = bool(request.stream_options and request.stream_options.include_usage)
@@ -55,7 +64,10 @@ def parse_chat(body: bytes, model: str, request_id: str) -> tuple[str | None, Ge
         n=request.n or 1,
         cache_salt=request.cache_salt or "",
         template_kwargs=template_kwargs(
-            request.chat_template_kwargs, request.reasoning_effort, request.add_generation_prompt
+            request.chat_template_kwargs,
+            request.reasoning_effort,
+            request.add_generation_prompt,
+            request.continue_final_message,
         ),
         tools=tools,
         tool_choice=choice,
@@ -65,15 +77,25 @@ def parse_chat(body: bytes, model: str, request_id: str) -> tuple[str | None, Ge
 
 
 def template_kwargs(
-    given: dict[str, Any] | None, effort: str | None = None, add_generation_prompt: bool | None = None
+    given: dict[str, Any] | None,
+    effort: str | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool | None = None,
 ) -> dict[str, Any]:
-    """The variables of the chat template: the effort of the reasoning beside those that were given, which win."""
+    """The variables of the chat template: the effort of the reasoning beside those that were given, which win.
+
+    Raises ApiError when an answer would have to be both begun and continued.
+    """
+    if add_generation_prompt and continue_final_message:
+        raise invalid("continue_final_message can't be combined with add_generation_prompt", "continue_final_message")
     check_depth(given or {}, "chat_template_kwargs")
     implied: dict[str, Any] = {}
     if effort is not None:
         implied = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     if add_generation_prompt is not None:
         implied["add_generation_prompt"] = add_generation_prompt
+    if continue_final_message:
+        implied["continue_final_message"] = True
     return implied | (given or {})
 
 
@@ -98,10 +120,10 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
         elif isinstance(message.content, list):
             for j, part in enumerate(message.content):
                 place = f"{field}[{j}]"
-                if part.type != "text":
+                if part.type not in ("text", "refusal"):
                     raise invalid(f"{place}.type: parts of type {part.type!r} are not supported", f"{place}.type")
-                if part.text is None:
-                    raise invalid(f"{place}.text is required", f"{place}.text")
+                if (part.text if part.type == "text" else part.refusal) is None:
+                    raise invalid(f"{place}.{part.type} is required", f"{place}.{part.type}")
     check_depth(messages, "messages")
 
 

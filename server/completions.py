@@ -14,6 +14,7 @@ from server.logprobs import completion_logprobs
 from server.request_body import decode_request
 from server.schemas import CompletionBody, CompletionChoice, CompletionRequest, UsageBody
 from server.sse import DONE, encode_json, event, failed, split_template
+from server.structured import grammar_of
 from server.unsupported import COMPLETION_UNSUPPORTED
 
 DEFAULT_MAX_TOKENS = 16
@@ -44,7 +45,13 @@ def parse_completion(body: bytes, model: str, request_id: str) -> tuple[str | No
 
     generation = Generation(
         prompts=prompts,
-        params=sampling_params(request, max_tokens, request.logprobs),
+        params=sampling_params(
+            request,
+            max_tokens=max_tokens,
+            stop=request.stop,
+            logprobs=request.logprobs,
+            grammar=grammar_of(request),
+        ),
         answer=answer,
         stream=bool(request.stream),
         n=n,

@@ -17,14 +17,13 @@ from starlette.types import Receive, Send
 from protocol import AsyncClient, AsyncStream, Delta
 from protocol.codec import CodecError
 from protocol.errors import CANCELLED, CallboardError, RequestFailed
-from protocol.messages import End, SamplingParams, TokenLogprobs, ToolCallDelta, ToolChoice, Usage
+from protocol.messages import End, Grammar, SamplingParams, TokenLogprobs, ToolCallDelta, ToolChoice, Usage
 from protocol.sampling import InvalidParam, check_params
 from server.errors import ApiError, from_client_error, invalid
 from server.options import HttpOptions
 from server.request_log import RequestRecord
 from server.schemas import CompletionTokensDetails, PromptTokensDetails, SamplingFields, ToolCallBody, UsageBody
 from server.sse import SseWriter, encode_json
-from server.structured import grammar_of
 from server.tools import Tools, join_calls
 
 T = TypeVar("T")
@@ -97,23 +96,25 @@ class Generation(msgspec.Struct):
 
 def sampling_params(
     fields: SamplingFields,
+    *,
     max_tokens: int | None,
-    logprobs: int | None,
-    names: Mapping[str, str] | None = None,
+    stop: str | list[str] | None = None,
+    logprobs: int | None = None,
+    grammar: Grammar | None = None,
     thinking_budget: int | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> SamplingParams:
     """The sampling options of a request, checked. `names` maps our names to the client's where they differ.
 
     Raises ApiError naming the option that is out of range.
     """
-    stop = [] if fields.stop is None else fields.stop
     params = SamplingParams(
         temperature=fields.temperature,
         top_p=fields.top_p,
         seed=fields.seed,
         max_tokens=max_tokens,
         ignore_eos=bool(fields.ignore_eos),
-        stop=[stop] if isinstance(stop, str) else stop,
+        stop=[stop] if isinstance(stop, str) else stop or [],
         top_k=fields.top_k,
         min_p=fields.min_p,
         repetition_penalty=fields.repetition_penalty,
@@ -126,14 +127,9 @@ def sampling_params(
         xtc_threshold=fields.xtc_threshold,
         logprobs=logprobs,
         priority=fields.priority or 0,
-        grammar=grammar_of(fields),
+        grammar=grammar,
         thinking_budget=thinking_budget,
     )
-    return checked_params(params, names)
-
-
-def checked_params(params: SamplingParams, names: Mapping[str, str] | None = None) -> SamplingParams:
-    """The same options. Raises ApiError naming the one that is out of range, by the client's name for it."""
     try:
         check_params(params)
     except InvalidParam as error:

@@ -8,11 +8,11 @@ import json
 from typing import Any
 
 from protocol import Delta
-from protocol.messages import End, Grammar, SamplingParams, ToolChoice
+from protocol.messages import End, Grammar, ToolChoice
 from server.backend import Backend
 from server.chat import template_kwargs
 from server.errors import ApiError, invalid
-from server.generation import Choice, Generation, checked_params
+from server.generation import Choice, Generation, sampling_params
 from server.message_input import chat_messages
 from server.request_body import check_depth, decode_request
 from server.schemas import FunctionSpec, ToolSpec, UsageBody
@@ -30,7 +30,7 @@ from server.schemas_messages import (
     ToolUseBlock,
 )
 from server.sse import encode_json, named_event
-from server.structured import json_schema
+from server.structured import json_schema, one_grammar, structured_outputs
 from server.tools import Tools, tool_of
 from server.unsupported import MESSAGES_UNSUPPORTED
 
@@ -48,26 +48,22 @@ def parse_message(body: bytes, model: str, request_id: str) -> tuple[str | None,
     messages, tools, kwargs = _prompt(request)
     choice = _choice(request, tools)
     thinks = request.thinking is not None and request.thinking.type != "disabled"
-    params = checked_params(
-        SamplingParams(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            seed=request.seed,
-            max_tokens=request.max_tokens,
-            stop=request.stop_sequences or [],
-            grammar=_grammar(request),
-            thinking_budget=request.thinking.budget_tokens if request.thinking is not None and thinks else None,
-        ),
-        _NAMES,
+    params = sampling_params(
+        request,
+        max_tokens=request.max_tokens,
+        stop=request.stop_sequences,
+        grammar=one_grammar(*_format(request), *structured_outputs(request.structured_outputs)),
+        thinking_budget=request.thinking.budget_tokens if request.thinking is not None and thinks else None,
+        names=_NAMES,
     )
     if params.grammar is not None and choice.mode in ("required", "named"):
-        raise invalid("an output format can't be combined with a tool_choice that forces a call", "tool_choice")
+        raise invalid(f"{params.grammar.field} can't be combined with a tool_choice that forces a call", "tool_choice")
     generation = Generation(
         prompts=[{"messages": messages}],
         params=params,
         answer=MessagesAnswer(f"msg_{request_id}", model, request_id, thinks),
         stream=bool(request.stream),
+        cache_salt=request.cache_salt or "",
         template_kwargs=kwargs,
         tools=tools,
         tool_choice=choice,
@@ -90,6 +86,11 @@ def _prompt(request: CountTokensRequest) -> tuple[list[dict[str, Any]], Tools, d
     if thinking is not None and thinking.type not in ("enabled", "disabled", "adaptive"):
         raise invalid(f"thinking.type must be enabled, adaptive or disabled, not {thinking.type!r}", "thinking.type")
     kwargs: dict[str, Any] = {"enable_thinking": thinking is not None and thinking.type != "disabled"}
+    last = messages[-1]
+    if last["role"] == "assistant" and not last["content"] and "tool_calls" not in last:
+        messages.pop()  # it may be empty, and is then no beginning
+    elif last["role"] == "assistant":
+        kwargs["continue_final_message"] = True
     if request.output_config is not None and request.output_config.effort is not None:
         kwargs["reasoning_effort"] = request.output_config.effort
     return messages, tools, kwargs | template_kwargs(request.chat_template_kwargs)
@@ -109,16 +110,16 @@ def _choice(request: CountTokensRequest, tools: Tools) -> ToolChoice:
     return ToolChoice(_MODES[given.type], name, not given.disable_parallel_tool_use)
 
 
-def _grammar(request: CountTokensRequest) -> Grammar | None:
+def _format(request: CountTokensRequest) -> list[Grammar]:
     config = request.output_config
     field, wanted = "output_config.format", config.format if config is not None else None
     if wanted is None:
         field, wanted = "output_format", request.output_format
     if wanted is None or wanted.type == "text":
-        return None
+        return []
     if wanted.type != "json_schema" or wanted.schema is None:
         raise invalid(f"{field} must be of type json_schema, and have a schema", field)
-    return json_schema(wanted.schema, f"{field}.schema")
+    return [json_schema(wanted.schema, f"{field}.schema")]
 
 
 class MessagesAnswer:

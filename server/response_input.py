@@ -5,10 +5,12 @@ Pure; used by `server.responses`.
 
 from typing import Any
 
+from server.content import text_of, unsupported, word_of
 from server.errors import invalid
 from server.schemas_responses import FunctionCallItem, MessageItem, OutputItem, ReasoningItem
 
 Message = dict[str, Any]
+_TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 
 def input_messages(given: str | list[dict[str, Any]]) -> list[Message]:
@@ -41,18 +43,29 @@ def _add(messages: list[Message], item: dict[str, Any], place: str) -> None:
             role = item.get("role")
             if not isinstance(role, str) or not role:
                 raise invalid(f"{place}.role is required", f"{place}.role")
-            messages.append({"role": role, "content": _text(item.get("content"), f"{place}.content")})
+            text = text_of(item.get("content"), f"{place}.content", _TEXTS)
+            if role == "assistant" and messages and _only_thought(messages[-1]):
+                messages[-1]["content"] = text
+            else:
+                messages.append({"role": role, "content": text})
         case "function_call":
-            name, call_id, arguments = (_word(item, key, place) for key in ("name", "call_id", "arguments"))
+            name, call_id, arguments = (word_of(item, key, place) for key in ("name", "call_id", "arguments"))
             _open_turn(messages).setdefault("tool_calls", []).append(_call(call_id, name, arguments))
         case "function_call_output":
-            text = _text(item.get("output"), f"{place}.output")
-            messages.append({"role": "tool", "tool_call_id": _word(item, "call_id", place), "content": text})
+            text = text_of(item.get("output"), f"{place}.output", _TEXTS)
+            messages.append({"role": "tool", "tool_call_id": word_of(item, "call_id", place), "content": text})
         case "reasoning":
             parts = item.get("content") or item.get("summary") or []
-            messages.append({"role": "assistant", "content": "", "reasoning_content": _text(parts, f"{place}.content")})
+            messages.append(
+                {"role": "assistant", "content": "", "reasoning_content": text_of(parts, f"{place}.content", _TEXTS)}
+            )
         case kind:
-            raise invalid(f"{place}.type: items of type {kind!r} are not supported", f"{place}.type")
+            raise unsupported(kind, place)
+
+
+def _only_thought(message: Message) -> bool:
+    """Whether a message is reasoning whose answer, another item, is still to come."""
+    return "reasoning_content" in message and not message["content"] and "tool_calls" not in message
 
 
 def _open_turn(messages: list[Message]) -> Message:
@@ -64,26 +77,3 @@ def _open_turn(messages: list[Message]) -> Message:
 
 def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _word(item: dict[str, Any], key: str, place: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise invalid(f"{place}.{key} must be a string", f"{place}.{key}")
-    return value
-
-
-def _text(content: Any, place: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(f"{place} must be a string or a list of parts", place)
-    texts = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("input_text", "output_text", "text", "reasoning_text", "summary_text"):
-            raise invalid(f"{place}[{i}].type: parts of type {kind!r} are not supported", f"{place}[{i}].type")
-        if not isinstance(part.get("text"), str):
-            raise invalid(f"{place}[{i}].text must be a string", f"{place}[{i}].text")
-        texts.append(part["text"])
-    return "\n".join(texts)

@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol import AsyncClient, Delta
-from protocol.messages import End, Grammar, SamplingParams, ToolChoice
+from protocol.messages import End, Grammar, ToolChoice
 from server.backend import Backend
 from server.chat import check_messages, template_kwargs
 from server.errors import NOT_FOUND, ApiError, invalid
-from server.generation import Choice, Generation, checked_params
+from server.generation import Choice, Generation, sampling_params
 from server.request_body import check_depth, decode_request
 from server.response_events import ResponseEvents
 from server.response_input import input_messages, output_messages
@@ -37,7 +37,7 @@ from server.schemas_responses import (
     TextOptions,
 )
 from server.sse import encode_json, named_event
-from server.structured import json_schema
+from server.structured import json_schema, one_grammar, structured_outputs
 from server.tools import Tools, parse_tools
 from server.unsupported import RESPONSES_UNSUPPORTED
 
@@ -62,20 +62,16 @@ def parse_response(body: bytes, model: str, request_id: str) -> tuple[str | None
     tools, choice = _tools(request)
     reasoning = request.reasoning or ReasoningOptions()
     with_logprobs = "message.output_text.logprobs" in (request.include or ()) or request.top_logprobs is not None
-    params = checked_params(
-        SamplingParams(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            seed=request.seed,
-            max_tokens=request.max_output_tokens,
-            logprobs=(request.top_logprobs or 0) if with_logprobs else None,
-            grammar=_grammar(request.text),
-        ),
-        _NAMES,
+    params = sampling_params(
+        request,
+        max_tokens=request.max_output_tokens,
+        stop=request.stop,
+        logprobs=(request.top_logprobs or 0) if with_logprobs else None,
+        grammar=one_grammar(*_format(request.text), *structured_outputs(request.structured_outputs)),
+        names=_NAMES,
     )
     if params.grammar is not None and choice.mode in ("required", "named"):
-        raise invalid("text.format can't be combined with a tool_choice that forces a call", "tool_choice")
+        raise invalid(f"{params.grammar.field} can't be combined with a tool_choice that forces a call", "tool_choice")
     shown = ResponseBody(
         f"resp_{request_id}",
         int(time.time()),
@@ -101,8 +97,10 @@ def parse_response(body: bytes, model: str, request_id: str) -> tuple[str | None
     async def prepare(generation: Generation, client: AsyncClient) -> None:
         earlier: list[dict[str, Any]] = []
         if request.previous_response_id is not None:
-            earlier = (await recall(client, request.previous_response_id)).messages
+            earlier = (await recall(client, request.previous_response_id, "previous_response_id")).messages
         conversation.extend([*earlier, *messages])
+        if not conversation:
+            raise invalid("input must not be empty", "input")
         check_messages(conversation)
         generation.prompts = [{"messages": [*instructions, *conversation]}]
 
@@ -116,6 +114,7 @@ def parse_response(body: bytes, model: str, request_id: str) -> tuple[str | None
         params=params,
         answer=answer,
         stream=bool(request.stream),
+        cache_salt=request.cache_salt or "",
         template_kwargs=template_kwargs(request.chat_template_kwargs, reasoning.effort),
         tools=tools,
         tool_choice=choice,
@@ -148,17 +147,17 @@ def _choice(choice: str | ResponseToolChoice | None) -> str | NamedToolChoice | 
     return choice
 
 
-def _grammar(text: TextOptions | None) -> Grammar | None:
+def _format(text: TextOptions | None) -> list[Grammar]:
     wanted = text.format if text is not None else None
     if wanted is None or wanted.type == "text":
-        return None
+        return []
     if wanted.type == "json_object":
-        return Grammar("json_object", "", "text.format")
+        return [Grammar("json_object", "", "text.format")]
     if wanted.type != "json_schema":
         raise invalid(f"text.format.type must be text, json_object or json_schema, not {wanted.type!r}", "text.format")
     if wanted.schema is None:
         raise invalid("text.format.schema is required", "text.format.schema")
-    return json_schema(wanted.schema, "text.format.schema")
+    return [json_schema(wanted.schema, "text.format.schema")]
 
 
 class ResponseAnswer:
@@ -222,11 +221,11 @@ def _sse(*events: ResponseEvent) -> bytes:
     return b"".join(named_event(event.type, encode_json(event)) for event in events)
 
 
-async def recall(client: AsyncClient, response_id: str) -> KeptResponse:
-    """A response that was kept. Raises ApiError when there is none (any more)."""
+async def recall(client: AsyncClient, response_id: str, param: str | None = None) -> KeptResponse:
+    """A response that was kept. Raises ApiError, naming `param`, when there is none (any more)."""
     kept = await client.recall(f"response:{response_id}")
     if kept is None:
-        raise ApiError(NOT_FOUND, f"there is no response {response_id!r} (any more)", param="previous_response_id")
+        raise ApiError(NOT_FOUND, f"there is no response {response_id!r} (any more)", param=param)
     return msgspec.json.decode(kept, type=KeptResponse)
 
 

@@ -99,10 +99,11 @@ class ToolCallBody(Struct):
 
 
 class ContentPart(Struct):
-    """One part of a message's content. Only `text` parts are served."""
+    """One part of a message's content. Only `text` and `refusal` parts are served."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(Struct):
@@ -113,14 +114,13 @@ class ChatMessage(Struct):
 
 
 class SamplingFields(Struct, kw_only=True):
-    """The options that both endpoints take. None is the default of the model, or of the endpoint."""
+    """The options that every API takes. None is the default of the model, or of the endpoint."""
 
     model: str | None = None
-    max_tokens: int | None = None
+    stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -135,19 +135,25 @@ class SamplingFields(Struct, kw_only=True):
     xtc_threshold: float | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class TextFields(SamplingFields, kw_only=True):
+    """The options that chat and completions share."""
+
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(TextFields, kw_only=True):
     """Body of `POST /v1/chat/completions`. `messages` are checked as `ChatMessage` and kept as they came."""
 
     messages: list[dict[str, Any]]
@@ -163,10 +169,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(TextFields, kw_only=True):
     """Body of `POST /v1/completions`. A list is of strings, of token ids, or of lists of token ids."""
 
     prompt: str | list[str | int | list[int]]

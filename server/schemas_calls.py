@@ -15,6 +15,7 @@ class TokenizeRequest(Struct, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
     tools: list[ToolSpec] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from server.schemas import SamplingFields
+
 
 class MessageParam(Struct):
     """One message of a conversation. `content` is a text or a list of blocks."""
@@ -52,10 +54,9 @@ class OutputConfig(Struct):
     format: OutputFormat | None = None
 
 
-class CountTokensRequest(Struct, kw_only=True):
-    """Body of `POST /v1/messages/count_tokens`. `messages` are checked as `MessageParam`."""
+class CountTokensRequest(SamplingFields, kw_only=True):
+    """Body of `POST /v1/messages/count_tokens`. The options of sampling may be left in it, and change nothing."""
 
-    model: str | None = None
     messages: list[MessageParam]
     system: str | list[dict[str, Any]] | None = None
     tools: list[MessagesTool] | None = None
@@ -70,11 +71,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     """Body of `POST /v1/messages`."""
 
     max_tokens: int
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
     stop_sequences: list[str] | None = None
     metadata: dict[str, Any] | None = None
 

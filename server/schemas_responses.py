@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from server.schemas import NamedToolChoice
+from server.schemas import NamedToolChoice, SamplingFields
 
 
 class TextFormat(Struct):
@@ -48,20 +48,15 @@ class ResponseToolChoice(NamedToolChoice):
     tools: list[dict[str, Any]] | None = None
 
 
-class ResponsesRequest(Struct, kw_only=True):
+class ResponsesRequest(SamplingFields, kw_only=True):
     """Body of `POST /v1/responses`."""
 
-    model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    stream: bool | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
+    stop: str | list[str] | None = None
     top_logprobs: int | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: str | ResponseToolChoice | None = None

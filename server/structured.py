@@ -8,19 +8,23 @@ from typing import Any
 
 from protocol.messages import Grammar
 from server.errors import invalid
-from server.schemas import ResponseFormat, SamplingFields, StructuredOutputs
+from server.schemas import ResponseFormat, StructuredOutputs, TextFields
 
 
-def grammar_of(fields: SamplingFields) -> Grammar | None:
+def grammar_of(fields: TextFields) -> Grammar | None:
     """The grammar of a request; None when its text is free. Raises ApiError naming the field that is wrong."""
-    asked = [
+    return one_grammar(
         *_response_format(fields.response_format),
-        *_structured(fields.structured_outputs),
+        *structured_outputs(fields.structured_outputs),
         *_given("json", fields.guided_json, "guided_json"),
         *_given("regex", fields.guided_regex, "guided_regex"),
         *_given("choice", fields.guided_choice, "guided_choice"),
         *_given("grammar", fields.guided_grammar, "guided_grammar"),
-    ]
+    )
+
+
+def one_grammar(*asked: Grammar) -> Grammar | None:
+    """The one that was asked for, None for none. Raises ApiError when there are several."""
     if len(asked) > 1:
         raise invalid(f"{asked[1].field} can't be combined with {asked[0].field}", asked[1].field)
     return asked[0] if asked else None
@@ -50,7 +54,8 @@ def _response_format(wanted: ResponseFormat | None) -> list[Grammar]:
     return [json_schema(wanted.json_schema.schema, "response_format.json_schema.schema")]
 
 
-def _structured(wanted: StructuredOutputs | None) -> list[Grammar]:
+def structured_outputs(wanted: StructuredOutputs | None) -> list[Grammar]:
+    """What vLLM's option asks for."""
     if wanted is None:
         return []
     kind = "json_line" if wanted.disable_any_whitespace else "json"

@@ -43,7 +43,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = _SHARED | {
     "service_tier": (None, "auto", "default"),
     "chat_template": _NO,
     "documents": (None, []),
-    "continue_final_message": (None, False),
     "add_special_tokens": (None, False),
     "echo": (None, False),
 }

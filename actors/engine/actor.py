@@ -7,14 +7,16 @@ Binds a ROUTER that only the streamer connects to. Everything runs on the proces
 import gc
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
 import structlog
 import zmq
 
+from actors import grammars
 from actors.base import Actor, StartError
-from actors.engine import memory, weights
+from actors.engine import memory, penalties, weights
 from actors.engine.block_cuts import PackedBlock
 from actors.engine.engine import Engine, Outcome
 from actors.engine.model import Model, ModelError, load
@@ -97,6 +99,7 @@ class EngineActor(Actor):
                 f"{config.model_name} is loaded; raise --memory-limit, lower --cache-memory-mb, or take a smaller model"
             )
         weights.prepare()
+        penalties.prepare()
         if model.batches_rows and not batches_rightly(model):
             log.warning("a row in a batch doesn't get the logits it gets alone", model_type=model.files.model_type)
             model.batches_rows = False
@@ -107,6 +110,7 @@ class EngineActor(Actor):
         log.info("memory", cache_mb=budget >> 20, row_kb_per_token=round(model.row_memory.per_token / 1024, 2))
         self._trail = Trail(self.me.run_dir, self.me.epoch)
         self._store: PrefixStore[PackedBlock] | None = None
+        self._prepare: Callable[[], None] | None = None
         self._flushes = False
         if config.task != "generate":
             try:
@@ -127,6 +131,7 @@ class EngineActor(Actor):
             on_step=log_step if config.log_steps else None,
         )
         self._opening.wait(SSD_START_S)
+        self._prepare = engine.prepare_grammars
         return self._started(model)
 
     def _pool_engine(self, model: Model) -> PoolEngine:
@@ -154,7 +159,12 @@ class EngineActor(Actor):
         self.add_socket(self._socket, self._receive)
         template = model.files.chat_template is not None
         card = ModelCard(
-            config.model_name, model.context, model.vocab_size, has_chat_template=template, task=config.task
+            config.model_name,
+            model.context,
+            model.vocab_size,
+            has_chat_template=template,
+            created=int((model.files.path / "config.json").stat().st_mtime),
+            task=config.task,
         )
         return endpoint, card
 
@@ -199,8 +209,12 @@ class EngineActor(Actor):
             self._store.poll()
         if self._lost:
             self._send(Outcome())
-        if self._engine.pool_used and time.monotonic() - self._idle_since >= memory.IDLE_REST_S:
+        idle = time.monotonic() - self._idle_since
+        if self._engine.pool_used and idle >= memory.IDLE_REST_S:
             self._engine.rest()
+        if self._prepare is not None and idle >= grammars.IDLE_S:  # the supervisor's probes bring turns
+            self._prepare()
+            self._prepare = None
 
     def _receive(self) -> None:
         began = time.perf_counter()

@@ -9,7 +9,6 @@ import os
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 import llguidance
@@ -46,12 +45,17 @@ class Constraints:
 
     def __init__(self, files: ModelFiles, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._vocabulary = _Vocabulary(files.path, files, vocab_size)
+        self._grammars = Grammars(files, lambda: load_tokenizer(files.path).backend, vocab_size)
+        self._matchers = _Matchers(self._grammars)
         self._building: dict[int, Future[Constraint]] = {}
         self._ready: dict[int, Constraint] = {}
         self._builders = ThreadPoolExecutor(BUILDERS, "grammar", _lower_priority)
         self._masker = ThreadPoolExecutor(1, "masks")
         self._executor: llguidance.LLExecutor | None = None
+
+    def prepare(self) -> None:
+        """Make ready for the first grammar; holds the GIL, for a quarter of a second or more."""
+        self._grammars.prepare()
 
     @property
     def building(self) -> int:
@@ -73,7 +77,7 @@ class Constraints:
         params = request.params
 
         def make() -> Constraint:
-            matcher = None if params.grammar is None else self._vocabulary.matcher(params.grammar)
+            matcher = None if params.grammar is None else self._matchers.fresh(params.grammar)
             constraint = Constraint(matcher, request.thinking, params.thinking_budget, stop_ids, params.min_tokens)
             constraint.consume(generated)
             return constraint
@@ -125,7 +129,7 @@ class Constraints:
 
     def _masks(self, rows: list[tuple[Constraint | None, Wanted]]) -> Allowed:
         words = -(-self._vocab_size // 32)
-        bits = np.full((len(rows), max(words, self._vocabulary.words)), -1, np.int32)
+        bits = np.full((len(rows), max(words, self._grammars.mask_words)), -1, np.int32)
         asked: list[tuple[llguidance.LLMatcher, int]] = []
         for place, (constraint, row) in enumerate(rows):
             if constraint is None:
@@ -163,35 +167,28 @@ def _adjust(allowed: Allowed, constraint: Constraint) -> None:
         allowed[:] = True  # an error, which ends the row; the draw needs something to draw from
 
 
-class _Vocabulary:
-    """The model's tokenizer and grammars over it, loaded at the first use on a builder's thread."""
+class _Matchers:
+    """Matchers of the grammars seen last, made and copied on builders' threads."""
 
-    def __init__(self, path: Path, files: ModelFiles, vocab_size: int) -> None:
-        self._path = path
-        self._files = files
-        self._vocab_size = vocab_size
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
         self._lock = threading.Lock()
-        self._grammars: Grammars | None = None
-        self._matchers: OrderedDict[tuple[str, str], llguidance.LLMatcher] = OrderedDict()
-        self.words = 0
+        self._known: OrderedDict[tuple[str, str], llguidance.LLMatcher] = OrderedDict()
 
-    def matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
-        """A matcher at its beginning. Raises InvalidGrammar, or ValueError when there is no tokenizer."""
+    def fresh(self, grammar: Grammar) -> llguidance.LLMatcher:
+        """A matcher at its beginning. Raises InvalidGrammar, also when the model has no tokenizer for it."""
         key = (grammar.kind, grammar.text)
         with self._lock:
-            if self._grammars is None:
-                self._grammars = Grammars(self._files, load_tokenizer(self._path).backend, self._vocab_size)
-                self.words = self._grammars.mask_words
-            known = self._matchers.get(key)
+            known = self._known.get(key)
             if known is not None:
-                self._matchers.move_to_end(key)
+                self._known.move_to_end(key)
                 return known.deep_copy()
         made = self._grammars.matcher(grammar)
         if not made.is_error():
             with self._lock:
-                self._matchers[key] = made.deep_copy()
-                if len(self._matchers) > REMEMBERED:
-                    self._matchers.popitem(last=False)
+                self._known[key] = made.deep_copy()
+                if len(self._known) > REMEMBERED:
+                    self._known.popitem(last=False)
         return made
 
 

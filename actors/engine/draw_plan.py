@@ -12,6 +12,7 @@ from actors.engine.draws import draw_candidates, draw_floor, draw_nucleus, draw_
 from actors.engine.noise import coins, noise_keys
 from actors.engine.penalties import Penalties
 from actors.engine.row_options import FEW, MANY, Kind, RowOptions, kind_of
+from actors.engine.weights import allowed_only
 
 
 class DrawPlan:
@@ -90,16 +91,17 @@ class _Edit:
         self._bias = _pairs([(place, token) for place, token, _ in bias])
         self._values = mx.array([value for _, _, value in bias], mx.float32)
         self._stops = _pairs(stops)
-        constrained = [
-            place for slot, place in sorted(zip(slots, range(len(slots)), strict=True)) if _is_held(options[slot])
-        ]
-        self._constrained = mx.array(constrained, mx.uint32) if constrained else None
+        held = sorted(slot for slot in slots if _is_held(options[slot]))
+        # The mask of each row; behind the last one is that of rows that have none.
+        number = {slot: i for i, slot in enumerate(held)}
+        self._masks = mx.array([number.get(slot, len(held)) for slot in slots], mx.uint32) if held else None
 
     def apply(self, logits: mx.array, penalties: Penalties, allowed: mx.array | None) -> mx.array:
         """The logits to draw from, float32, of these rows."""
         rows = self._penalized(self._biased(logits), penalties)
-        if allowed is not None and self._constrained is not None:
-            rows[self._constrained] = mx.where(allowed, rows[self._constrained], -mx.inf)
+        if allowed is not None and self._masks is not None:
+            everything = mx.ones((1, allowed.shape[1]), mx.bool_)
+            rows = allowed_only(rows, mx.concatenate([allowed, everything])[self._masks])
         return rows
 
     def _biased(self, logits: mx.array) -> mx.array:

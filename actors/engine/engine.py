@@ -422,6 +422,10 @@ class Engine:
         """Whether `rest` would free memory."""
         return self._pool.used
 
+    def prepare_grammars(self) -> None:
+        """Make ready for the first row with a grammar; takes a quarter of a second or more."""
+        self._constraints.prepare()
+
     def rest(self) -> None:
         """Housekeeping of an engine that has been idle for a while."""
         self._pool.clear()

@@ -4,11 +4,14 @@ Used by `actors.engine.sampler` on the engine's one thread. Tokens drawn are cou
 can be built before they are read. A row costs 5 bytes per entry of the vocabulary.
 """
 
+import functools
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+
+from actors.engine.weights import Function, fused
 
 Ids = npt.NDArray[np.uint32]
 
@@ -108,11 +111,7 @@ class Penalties:
                 _column([row.frequency_penalty for row in options]),
                 _column([row.presence_penalty for row in options]),
             )
-        repetition, frequency, presence = self._columns
-        seen = self._prompt | (self._counts > 0)
-        repeated = mx.where(logits > 0, logits / repetition, logits * repetition)
-        logits = mx.where(seen, repeated, logits)
-        return logits - frequency * self._counts - presence * (self._counts > 0)
+        return _penalizing()(logits, self._prompt, self._counts, *self._columns)
 
     def count(self, tokens: mx.array) -> None:
         """Count the tokens drawn by the rows of `slots`, uint32 (rows,)."""
@@ -132,6 +131,37 @@ class Penalties:
         self._table = [self._table[row] for row in kept] + list(self._joining)
         self._joining = {}
         self._columns = None
+
+
+def prepare() -> None:
+    """Compile what is compiled. Waits for the device; unless called, the first row with a penalty waits for it."""
+    _penalizing()
+
+
+@functools.cache
+def _penalizing() -> Function:
+    floats, column = mx.zeros((1, 2)), mx.ones((1, 1))
+    return fused(_penalize, floats, floats.astype(mx.bool_), floats.astype(mx.int32), column, column, column)
+
+
+def _penalize(
+    logits: mx.array,
+    prompt: mx.array,
+    counts: mx.array,
+    repetition: mx.array,
+    frequency: mx.array,
+    presence: mx.array,
+) -> mx.array:
+    """By masks of bits, all ones or none, for selects take ten times as long on a CPU."""
+    generated = -counts >> 31
+    seen = generated | -prompt.astype(mx.int32)
+    bits = logits.view(mx.int32)
+    negative = bits >> 31
+    divided, multiplied = (logits / repetition).view(mx.int32), (logits * repetition).view(mx.int32)
+    repeated = (divided & ~negative) | (multiplied & negative)
+    rows = ((repeated & seen) | (bits & ~seen)).view(mx.float32)
+    rows = rows - frequency * counts.astype(mx.float32)
+    return rows - (presence.view(mx.int32) & generated).view(mx.float32)
 
 
 def _column(values: list[float]) -> mx.array:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import mlx.core as mx
 
 ONE = 0x3F800000  # the bits of 1.0, the weight of a row's best token
+_MINUS_INFINITY = 0xFF800000 - (1 << 32)  # its bits, as int32
 
 _LOG2_E = 1 / math.log(2)
 # Adding it rounds a small float32 to an integer, which is then found in the lowest bits of the sum.
@@ -75,10 +76,16 @@ def group_sums(weight: mx.array) -> mx.array:
     return mx.sum(weight, axis=1)
 
 
+def allowed_only(logits: mx.array, allowed: mx.array) -> mx.array:
+    """`logits`, float32, with -inf where `allowed`, bool of the same shape, is false."""
+    return _forbidding()(logits.view(mx.int32), allowed)
+
+
 def prepare() -> None:
     """Compile what is compiled. Waits for the device; unless called, the first row that samples waits for it."""
     _power()
     _masked()
+    _forbidding()
 
 
 def _power_by_bits(logits: mx.array, best: mx.array, scale: mx.array) -> mx.array:
@@ -101,13 +108,13 @@ def _power() -> Function:
     # GPUs have a fast exp, and their compilers may simplify away the rounding that the other way relies on.
     if mx.default_device().type != mx.DeviceType.cpu:
         return _power_by_exp
-    return _fused(_power_by_bits, mx.ones((1, 2, 2)), mx.ones((1, 1, 1)), mx.ones((1, 1, 1)))
+    return fused(_power_by_bits, mx.ones((1, 2, 2)), mx.ones((1, 1, 1)), mx.ones((1, 1, 1)))
 
 
 @functools.cache
 def _masked() -> Function:
     zeros = mx.zeros((1, 2, 2), mx.int32)
-    return _fused(_mask_by_sign, zeros, zeros)
+    return fused(_mask_by_sign, zeros, zeros)
 
 
 def _mask_by_sign(bits: mx.array, below: mx.array) -> mx.array:
@@ -115,14 +122,25 @@ def _mask_by_sign(bits: mx.array, below: mx.array) -> mx.array:
     return (bits & (below >> 31)).view(mx.float32)
 
 
-def _fused(function: Function, *sample: mx.array) -> Function:
+@functools.cache
+def _forbidding() -> Function:
+    return fused(_forbid, mx.zeros((1, 2), mx.int32), mx.zeros((1, 2), mx.bool_))
+
+
+def _forbid(bits: mx.array, allowed: mx.array) -> mx.array:
+    """-inf has all bits of the exponent and the sign: where they are forced on and the others off."""
+    kept = -allowed.astype(mx.int32)
+    return ((bits & kept) | (~kept & _MINUS_INFINITY)).view(mx.float32)
+
+
+def fused(function: Function, *sample: mx.array) -> Function:
     """The function in one kernel, if that works: for a CPU MLX needs the system's C++ compiler.
 
     Compiling takes a second when MLX has not kept the kernel from another time.
     """
-    fused: Function = mx.compile(function)
+    compiled: Function = mx.compile(function)
     try:
-        mx.eval(fused(*sample))
+        mx.eval(compiled(*sample))
     except RuntimeError:
         return function
-    return fused
+    return compiled

@@ -139,6 +139,7 @@ class StreamerActor(Actor):
             pool, self._context, self._next_rid, self._tokenizers.submit, self._submit_pooled, self._drop_pooled
         )
         self._http_workers: set[str] = set()
+        self._ended: list[dict[str, Any]] = []  # log lines of streams whose end is not sent yet
         self._malformed = 0
         self._malformed_logged = 0
         self._next_tick = time.monotonic() + TICK
@@ -666,20 +667,20 @@ class StreamerActor(Actor):
         client.streams.pop(stream.ref, None)
         self._clients.gather(stream.client, delta, end)
         if not client.name.startswith("http-"):
-            log.info(
-                "request",
-                client=client.name,
-                label=stream.label[:MAX_NAME],
-                outcome=outcome,
-                reason=reason or code,
-                prompt_tokens=end.usage.prompt_tokens,
-                tokens=end.usage.completion_tokens,
-                cached=end.usage.cached_tokens,
-                queue=end.timing.queue,
-                prefill=end.timing.prefill,
-                ttft=end.timing.ttft,
-                total=end.timing.total,
-            )
+            line = {
+                "client": client.name,
+                "label": stream.label[:MAX_NAME],
+                "outcome": outcome,
+                "reason": reason or code,
+                "prompt_tokens": end.usage.prompt_tokens,
+                "tokens": end.usage.completion_tokens,
+                "cached": end.usage.cached_tokens,
+                "queue": end.timing.queue,
+                "prefill": end.timing.prefill,
+                "ttft": end.timing.ttft,
+                "total": end.timing.total,
+            }
+            self._ended.append(line)
 
     def _end_client(self, client: ClientConnection, code: str, message: str) -> None:
         self._pools.forget(client.identity)
@@ -717,6 +718,9 @@ class StreamerActor(Actor):
             aborts, self._aborts = self._aborts, []
             self._engine.abort(aborts)
             self._submit_due()  # a suspect that was cancelled makes room for the next
+        for line in self._ended:
+            log.info("request", **line)
+        self._ended.clear()
 
 
 def _fault_of(messages: list[dict[str, Any]]) -> InvalidParam | None:

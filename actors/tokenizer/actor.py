@@ -9,10 +9,12 @@ processor from running streams.
 import os
 import sys
 import threading
+import time
 
 import structlog
 import zmq
 
+from actors import grammars
 from actors.base import Actor, Socket, StartError
 from actors.model_files import read_model_files
 from actors.tokenizer.text_jobs import TextJobs
@@ -45,7 +47,14 @@ class TokenizerActor(Actor):
         endpoint = self.me.endpoint()
         self._socket = bind_router(self.context, endpoint)
         self.add_socket(self._socket, self._serve)
+        self._idle_since = time.monotonic()
+        self._prepared = config.task != "generate"
         return endpoint, None
+
+    def turn(self) -> None:
+        if not self._prepared and time.monotonic() - self._idle_since >= grammars.IDLE_S:
+            self._jobs.prepare_grammars()  # the supervisor's probes bring turns
+            self._prepared = True
 
     def close(self) -> None:
         self.remove_socket(self._socket)
@@ -63,6 +72,7 @@ class TokenizerActor(Actor):
         return ends
 
     def _serve(self) -> None:
+        self._idle_since = time.monotonic()
         # One job per turn: the control channel is looked at in between.
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK)

@@ -17,6 +17,9 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+# Stands behind the text that is to be continued; the last one in a prompt is ours, whatever a message says.
+_END = "\u241eend of the text to be continued\u241e"
+
 
 class TemplateError(ValueError):
     """A conversation that the model's template can't or won't render. The message is for the user."""
@@ -50,22 +53,32 @@ class ChatTemplate:
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> str:
         """The prompt for `messages`, to be encoded without further special tokens.
 
-        `template_kwargs` are further variables of the template, such as `enable_thinking`. Raises
-        TemplateError when a message has the wrong shape or the template refuses the conversation.
+        With `continue_final_message` the prompt ends within the last message, behind its text. `template_kwargs` are
+        further variables of the template, such as `enable_thinking`. Raises TemplateError when a message has the
+        wrong shape or the template refuses the conversation.
         """
         if "messages" in template_kwargs:
             raise TemplateError("the messages can't be given again as an option of the chat template")
         variables = {"documents": None, **self._special_tokens, **template_kwargs}
-        variables |= {
-            "messages": plain_messages(messages),
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        plain = plain_messages(messages)
+        if continue_final_message:
+            plain, add_generation_prompt = _marked(plain), False
+        variables |= {"messages": plain, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        rendered = self._render(variables)
+        if not continue_final_message:
+            return rendered
+        end = rendered.rfind(_END)
+        if end < 0:
+            raise TemplateError("the model's chat template leaves the last message out, so it can't be continued")
+        return rendered[:end]
+
+    def _render(self, variables: dict[str, Any]) -> str:
         try:
             return self._template.render(variables)
         except jinja2.TemplateError as error:
@@ -74,6 +87,14 @@ class ChatTemplate:
             raise TemplateError(
                 f"the model's chat template failed on these messages: {type(error).__name__}: {error}"
             ) from None
+
+
+def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a mark at the end of the last one's text."""
+    last = messages[-1]
+    if not last["content"] or last.get("tool_calls"):
+        raise TemplateError("only a last message that is a text, and no tool call, can be continued")
+    return [*messages[:-1], {**last, "content": last["content"] + _END}]
 
 
 def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
@@ -111,14 +132,14 @@ def _flat_content(where: str, content: Any) -> str:
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text":
+        if kind not in ("text", "refusal"):
             got = _kind(part) if kind is None else repr(kind)
             raise TemplateError(
                 f'{where}.content[{i}] must be {{"type": "text", "text": …}}; this model takes text, not {got}'
             )
-        text = part.get("text")
+        text = part.get(kind)
         if not isinstance(text, str):
-            raise TemplateError(f"{where}.content[{i}].text must be a text, not {_kind(text)}")
+            raise TemplateError(f"{where}.content[{i}].{kind} must be a text, not {_kind(text)}")
         texts.append(text)
     return "\n".join(texts)
 

@@ -51,7 +51,11 @@ class TextJobs:
         template = files.chat_template
         self._template = ChatTemplate(template, files.special_tokens) if template else None
         self._shape = MessageShape(template or "")
-        self._grammars = Grammars(files, self._tokenizer.backend)
+        self._grammars = Grammars(files, lambda: self._tokenizer.backend)
+
+    def prepare_grammars(self) -> None:
+        """Make ready for the first grammar; takes a quarter of a second or more."""
+        self._grammars.prepare()
 
     def work(self, job: Encode | Decode, pause: Callable[[], None] | None = None) -> TokenizerResult:
         """Do one job. Never raises: what goes wrong is in the result.

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 import anthropic
 import openai
 
+from bench.ask import post
 from bench.checks.node import install_npm
 from bench.checks.report import Report
-from bench.harness import ROOT, RunningServer
+from bench.harness import ROOT, RunningServer, wait_until
 from protocol import AsyncClient
 
 PAINT: dict[str, Any] = {
@@ -44,6 +46,12 @@ def openai_client(server: RunningServer, **options: Any) -> openai.OpenAI:
     """The `openai` package, without a proxy."""
     http = openai.DefaultHttpxClient(trust_env=False, timeout=120)
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, **{"max_retries": 0, **options})
+
+
+def anthropic_client(server: RunningServer) -> anthropic.Anthropic:
+    """The `anthropic` package, without a proxy."""
+    http = anthropic.DefaultHttpxClient(trust_env=False, timeout=120)
+    return anthropic.Anthropic(base_url=server.url, api_key="none", http_client=http, max_retries=0)
 
 
 def by_openai_chat(report: Report, server: RunningServer) -> None:
@@ -112,6 +120,66 @@ def by_openai_chat(report: Report, server: RunningServer) -> None:
             )
 
 
+def by_openai_options(report: Report, server: RunningServer) -> None:
+    """Every option of sampling with the `openai` package, each by an effect that only it can have; and completions."""
+    colours = post(f"{server.url}/tokenize", {"prompt": " red green blue white black brown"}).body["tokens"]
+    red = str(colours[0])
+    with openai_client(server) as client:
+        base: dict[str, Any] = {"model": _model(server), "messages": ASK, "max_tokens": 12, "temperature": 0}
+        kept: dict[str, Any] = {"ignore_eos": True}
+
+        def say(more: dict[str, Any] | None = None, **options: Any) -> str:
+            given = {**base, **options, "extra_body": kept | (more or {})}
+            return client.chat.completions.create(**given).choices[0].message.content or ""
+
+        best = say()
+        held: dict[str, Any] = {"logit_bias": {red: 80}}
+        report.expect(say(**held) == " red" * 12, "logit_bias decides")
+        rivals: dict[str, Any] = {"logit_bias": {str(token): 80 for token in colours}}
+        plain = say(**rivals).split()
+        for name in ("frequency_penalty", "presence_penalty"):
+            penalty: dict[str, Any] = {name: 2.0}
+            words = say(**rivals, **penalty).split()
+            report.expect(len(set(words)) > len(set(plain)), f"{name} turns to other tokens", [plain, words])
+        words = say({"repetition_penalty": 100.0}, **rivals).split()
+        report.expect(len(set(words)) == len(words), "repetition_penalty forbids to repeat", words)
+        wild: dict[str, Any] = {"temperature": 2, "seed": 3}
+        report.expect(say(**wild) != best, "a temperature of 2 is not greedy")
+        report.expect(say({"top_k": 1}, **wild) == best, "top_k of 1 is greedy")
+        report.expect(say({"min_p": 1.0}, **wild) == best, "min_p of 1 is greedy")
+        report.expect(say(**wild, top_p=1e-6) == best, "a tiny top_p is greedy")
+        excluded = say({"xtc_probability": 1.0, "xtc_threshold": 0.0}, temperature=1, seed=3)
+        report.expect(excluded != best, "xtc excludes the likely")
+        text = say({"min_tokens": 3, "stop_token_ids": [int(red)], "ignore_eos": False}, **held)
+        report.expect(text != "" and " red" not in text, "stop_token_ids end a text, behind min_tokens", text)
+        stop = best[3:5]
+        ended = client.chat.completions.create(**base, stop=[stop, "never"], extra_body=kept).choices[0]
+        ok = ended.message.content == best[: best.find(stop)] and ended.finish_reason == "stop"
+        report.expect(ok, "stop ends a text before it", [best, stop, ended.message.content])
+        for kind, value in {
+            "choice": ["north", "south"],
+            "grammar": 'start: "a" "b"+ "c"',
+            "regex": "[x-z]{4}",
+        }.items():
+            text = say({"structured_outputs": {kind: value}, "ignore_eos": False}, max_tokens=60)
+            ok = {"choice": text in ("north", "south"), "regex": len(text) == 4}.get(kind, text.startswith("ab"))
+            report.expect(ok, f"structured_outputs.{kind} holds", text)
+        text = say({"ignore_eos": False}, max_tokens=100, response_format={"type": "json_object"})
+        report.expect(text.lstrip().startswith("{"), "response_format json_object begins an object", text)
+
+        many = client.completions.create(
+            model=base["model"], prompt=["One", "Two"], n=2, max_tokens=2, echo=True, seed=1, extra_body=kept
+        )
+        texts = [choice.text for choice in many.choices]
+        ok = len(texts) == 4 and texts[0].startswith("One") and texts[3].startswith("Two")
+        report.expect(ok, "completions of two prompts, twice each, with echo", texts)
+        columns = client.completions.create(
+            model=base["model"], prompt="One", max_tokens=3, logprobs=2, temperature=0, extra_body=kept
+        )
+        logprobs = columns.choices[0].logprobs
+        report.expect(logprobs is not None and len(logprobs.tokens or ()) == 3, "completions have logprobs", logprobs)
+
+
 def by_openai_responses(report: Report, server: RunningServer) -> None:
     """The Responses API with the `openai` package."""
     with openai_client(server) as client:
@@ -154,9 +222,7 @@ def by_openai_responses(report: Report, server: RunningServer) -> None:
 
 def by_anthropic(report: Report, server: RunningServer) -> None:
     """Messages with the `anthropic` package."""
-    http = anthropic.DefaultHttpxClient(trust_env=False, timeout=120)
-    made = anthropic.Anthropic(base_url=server.url, api_key="none", http_client=http, max_retries=0)
-    with made as typed:
+    with anthropic_client(server) as typed:
         client: Any = typed  # its types know Anthropic's models, and only options that all of them have
         model = _model(server)
         base: dict[str, Any] = {"model": model, "max_tokens": 200, "messages": ASK}
@@ -172,6 +238,18 @@ def by_anthropic(report: Report, server: RunningServer) -> None:
             final = stream.get_final_message()
         report.expect(streamed == text, "streamed and whole agree", streamed)
         report.expect(final.usage.output_tokens == whole.usage.output_tokens, "usage agrees")
+        begun = [*ASK, {"role": "assistant", "content": text[:3]}]
+        rest = client.messages.create(
+            **{**base, "messages": begun, "max_tokens": 6}, system="Be brief.", extra_body={"temperature": 0}
+        )
+        counted = client.messages.count_tokens(model=model, messages=begun, system="Be brief.").input_tokens
+        report.expect(counted == rest.usage.input_tokens, "the assistant's turn may be begun", rest.to_dict())
+        stop = text[2:4]
+        ended = client.messages.create(
+            **{**base, "max_tokens": 6}, system="Be brief.", stop_sequences=[stop], extra_body={"temperature": 0}
+        )
+        ok = (ended.stop_reason, ended.stop_sequence) == ("stop_sequence", stop)
+        report.expect(ok, "stop_sequences end a text", ended.to_dict())
         counted = client.messages.count_tokens(model=model, messages=ASK, system="Be brief.").input_tokens
         report.expect(counted == whole.usage.input_tokens, "count_tokens equals the usage", counted)
         tool: Any = {"name": "paint", "description": "Paint", "input_schema": PAINT}
@@ -189,7 +267,8 @@ def by_anthropic(report: Report, server: RunningServer) -> None:
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": blocks[0].id, "content": "done"}]},
         ]
         after = client.messages.create(**{**base, "messages": done, "max_tokens": 4}, tools=[tool])
-        report.expect(after.usage.input_tokens > called.usage.input_tokens, "the result of a tool is taken")
+        before, behind = (one.usage.input_tokens + one.usage.cache_read_input_tokens for one in (called, after))
+        report.expect(behind > before, "the result of a tool is taken", [before, behind])
         try:
             client.messages.create(**base, extra_body={"temperature": 9.0})
             report.expect(False, "a wrong option is refused")
@@ -252,24 +331,39 @@ def by_npm(report: Report, server: RunningServer, folder: Path) -> None:
     report.expect(found["status"] == 400, "an error has its status", found["status"])
 
 
-def retries(report: Report, server: RunningServer, rows: int) -> None:
+def retries(report: Report, server: RunningServer, running: int, waiting: int) -> None:
     """A server that is full: the `openai` package waits as it is told, tries again, and gets its answer."""
-    model = _model(server)
     seen: list[int] = []
-    hooks: dict[str, Any] = {"response": [lambda one: seen.append(one.status_code)]}
+    refused = threading.Event()
+
+    def look(response: Any) -> None:
+        seen.append(response.status_code)
+        if response.status_code == 503:
+            refused.set()
+
+    hooks: dict[str, Any] = {"response": [look]}
+    model = _model(server)
     with openai.DefaultHttpxClient(trust_env=False, timeout=120, event_hooks=hooks) as http:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=20)
 
         async def fill() -> str | None:
-            # Two clients, since each finds some room that the other's flood has not taken.
+            # Two clients: each finds some room beyond the limit that the other's flood has not taken.
             async with AsyncClient(endpoint=server.endpoint) as one, AsyncClient(endpoint=server.endpoint) as two:
-                options: dict[str, Any] = {"ids": [700], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-                streams = [one.generate(**options) for _ in range(rows)]
-                async for _ in streams[0]:
-                    break
-                streams += [two.generate(**options) for _ in range(rows // 2)]
-                await two.models()  # they are in, or refused
-                asked = asyncio.to_thread(client.chat.completions.create, model=model, messages=ASK, max_tokens=2)
+                # It stays full until a refusal was seen.
+                long = [one.generate(ids=[700], max_tokens=60_000, ignore_eos=True) for _ in range(running)]
+                for stream in long:
+                    await anext(stream)
+                _ = [one.generate(ids=[700], max_tokens=1) for _ in range(waiting)]
+                await one.models()  # they are in
+                spare = (running + waiting) // 4
+                _ = [two.generate(ids=[700], max_tokens=1) for _ in range(spare)]
+                await asyncio.to_thread(wait_until, lambda: server.load()["waiting"] == waiting + spare, 30)
+                asked = asyncio.create_task(
+                    asyncio.to_thread(client.chat.completions.create, model=model, messages=ASK, max_tokens=2)
+                )
+                await asyncio.to_thread(refused.wait, 30)
+                for stream in long:
+                    stream.cancel()
                 return (await asked).choices[0].finish_reason
 
         reason = asyncio.run(fill())
@@ -295,6 +389,7 @@ def _run(report: Report, command: list[str], what: str) -> Any:
 def clients(report: Report, server: RunningServer, folder: Path) -> None:
     """All of them."""
     by_openai_chat(report, server)
+    by_openai_options(report, server)
     by_openai_responses(report, server)
     by_anthropic(report, server)
     by_langchain(report, server)

@@ -1,13 +1,16 @@
 """Checks of structured output, and of batches in which every row has options of its own."""
 
 import asyncio
+import itertools
 import json
 import re
+import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jsonschema
 
+from actors.grammars import IDLE_S
 from bench.ask import post
 from bench.checks.report import Report
 from bench.harness import RunningServer
@@ -67,56 +70,107 @@ def schema_outputs(report: Report, server: RunningServer, count: int, max_tokens
         report.expect(named, f"{feature} is refused by name", [answer.status, answer.body])
 
 
-SCHEMA: dict[str, Any] = {
+ITEM: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "integer", "minimum": 0, "maximum": 99}},
     "required": ["a", "b"],
     "additionalProperties": False,
 }
-MIXES: list[dict[str, Any]] = [
-    {},
-    {"logprobs": 5},
-    {"logit_bias": {1000: 5.0, 2000: -100.0}},
-    {"grammar": Grammar("json", json.dumps(SCHEMA))},
-    {"grammar": Grammar("regex", "[a-f]{3}-[0-9]{2}")},
-    {"stop": ["e", "zzz"]},
-    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
-    {"n": 2},
-]
+SCHEMA: dict[str, Any] = {"type": "array", "items": ITEM, "minItems": 2, "maxItems": 2}
+REGEX = "([a-f]{3}-[0-9]{2} ){4}end"
+STOPS = [". ", "zzz"]
+MIXES = 64
 
 
-# Texts and reasons of a stream's choices, their tokens, and how many log-probabilities came.
-Answer = tuple[list[str], list[str], int, int]
+def mix(index: int) -> dict[str, Any]:
+    """Options of row `index`. No two of 64 rows have the same: half of them have any one, a quarter a JSON schema, a
+    regular expression or two choices."""
+    options: dict[str, Any] = {}
+    if index & 1:
+        options["logprobs"] = 5
+    if index & 2:
+        options["logit_bias"] = {1000: 5.0, 2000: -100.0}
+    if index & 4:
+        options["stop"] = STOPS
+    if index & 8:
+        options |= {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+    match index >> 4 & 3:
+        case 1:
+            options["grammar"] = Grammar("json_line", json.dumps(SCHEMA))
+        case 2:
+            options["grammar"] = Grammar("regex", REGEX)
+        case 3:
+            options["n"] = 2
+    return options
 
 
-def mixed_options(report: Report, server: RunningServer, streams: int, max_tokens: int, bar: float) -> None:
+class Mixed(NamedTuple):
+    """The answer of one stream: texts and reasons of its choices, the tokens of each, and how many log-probabilities
+    came."""
+
+    texts: list[str]
+    reasons: list[str]
+    tokens: list[int]
+    logprobs: int
+
+
+def mixed_options(
+    report: Report, server: RunningServer, which: list[int], max_tokens: int, bar: float, *, rounds: int, alone: int
+) -> None:
     """Every row with other options: each is right, and together they are not much slower than as many rows that only
-    sample."""
-    # As many choices either way: a mix with n counts as often.
-    plain, _ = _measured(server, streams + streams // len(MIXES), max_tokens, [{}])
-    mixed, together = _measured(server, streams, max_tokens, MIXES)
-    wrong = [fault for i, answer in enumerate(together) if (fault := _fault(MIXES[i % len(MIXES)], *answer))]
-    report.measured("tokens_per_second_with_temperature_and_seed", round(plain, 1))
-    report.measured("tokens_per_second_mixed", round(mixed, 1))
+    sample.
+
+    `which` are the numbers of the mixes. The rows they are compared with have the same prompts, the same numbers of
+    choices and of tokens, and take turns with them for `rounds`; each `alone`-th mix is asked for alone, too.
+    """
+    mixes = [mix(index) for index in which]
+    # Grammars are compiled and the model is warm before anything is measured.
+    asyncio.run(_texts(server, which, mixes, [2] * len(mixes)))
+    speeds: list[tuple[float, float]] = []
+    steps: list[tuple[int, int]] = []
+    answers: list[Mixed] = []
+    for _ in range(rounds):
+        mixed, mixed_steps, answers = _measured(server, which, mixes, [max_tokens] * len(mixes))
+        lengths = [max(answer.tokens) for answer in answers]
+        sampled = [{"n": options["n"]} if "n" in options else {} for options in mixes]
+        plain, plain_steps, _ = _measured(server, which, sampled, lengths)
+        speeds.append((mixed, plain))
+        steps.append((mixed_steps, plain_steps))
+    wrong = [fault for options, answer in zip(mixes, answers, strict=True) if (fault := _fault(options, answer))]
+    held = [answer.reasons[0] for options, answer in zip(mixes, answers, strict=True) if "grammar" in options]
+    ratio = statistics.median(mixed / plain for mixed, plain in speeds)
+    report.measured("rows", sum(options.get("n", 1) for options in mixes))
+    report.measured("tokens_per_second_mixed", [round(mixed, 1) for mixed, _ in speeds])
+    report.measured("tokens_per_second_with_temperature_and_seed", [round(plain, 1) for _, plain in speeds])
+    report.measured("steps_mixed_and_plain", steps)
+    report.measured("finished_with_a_grammar", [held.count("stop"), len(held)])
+    report.measured("ended_by_a_stop_string", sum(_stopped(o, a) for o, a in zip(mixes, answers, strict=True)))
     report.expect(not wrong, "every row is right", wrong[:4])
-    report.expect(mixed >= bar * plain, f"mixed rows have {bar:.0%} of the speed", round(mixed / plain, 2))
-    # Alone: what a row draws doesn't depend on its batch mates.
-    alone = asyncio.run(_texts(server, len(MIXES), max_tokens, MIXES, at_once=1))
-    same = [a[0] == b[0] for a, b in zip(alone, together, strict=False)]
-    report.expect(all(same), "rows in the batch give what they give alone", same)
+    report.expect(ratio >= bar, f"mixed rows have {bar:.0%} of the speed", round(ratio, 2))
+    report.measured("of_the_speed", round(ratio, 3))
+    # What a row draws depends neither on its batch mates nor on their options.
+    chosen = range(0, len(mixes), alone)
+    lonely = asyncio.run(
+        _texts(server, [which[i] for i in chosen], [mixes[i] for i in chosen], [max_tokens] * len(chosen), at_once=1)
+    )
+    other = [which[i] for i, answer in zip(chosen, lonely, strict=True) if answer.texts != answers[i].texts]
+    report.measured("asked_for_alone", len(chosen))
+    report.expect(not other, "rows in the batch give what they give alone", other)
 
 
 async def _texts(
-    server: RunningServer, streams: int, max_tokens: int, mixes: list[dict[str, Any]], at_once: int = 1000
-) -> list[Answer]:
-    """Texts, reasons, tokens and log-probabilities of each stream; choices of one are together."""
+    server: RunningServer,
+    which: list[int],
+    mixes: list[dict[str, Any]],
+    max_tokens: list[int],
+    at_once: int = 1000,
+) -> list[Mixed]:
     gate = asyncio.Semaphore(at_once)
     async with AsyncClient(endpoint=server.endpoint) as client:
 
-        async def one(index: int) -> Answer:
-            mix = {**mixes[index % len(mixes)]}
-            n = mix.pop("n", 1)
-            free = not mix.keys() & {"grammar", "stop"}
+        async def one(index: int, options: dict[str, Any], most: int) -> Mixed:
+            n = options.get("n", 1)
+            rest = {name: value for name, value in options.items() if name != "n"}
             question = [{"role": "user", "content": f"Tell me about the number {index}."}]
             async with gate:
                 choices = client.generate_choices(
@@ -124,10 +178,10 @@ async def _texts(
                     messages=question,
                     seed=index,
                     temperature=0.7,
-                    max_tokens=max_tokens,
-                    ignore_eos=free,
+                    max_tokens=most,
+                    ignore_eos="grammar" not in options,
                     label=f"mix {index}",
-                    **mix,
+                    **rest,
                 )
                 texts, count = [], 0
                 for choice in choices:
@@ -135,38 +189,47 @@ async def _texts(
                     texts.append("".join(delta.text for delta in deltas))
                     count += sum(len(delta.logprobs) for delta in deltas)
             ends = [choice.end for choice in choices if choice.end is not None]
-            return texts, [end.reason for end in ends], sum(end.usage.completion_tokens for end in ends), count
+            return Mixed(texts, [end.reason for end in ends], [end.usage.completion_tokens for end in ends], count)
 
-        return await asyncio.gather(*(one(index) for index in range(streams)))
+        return await asyncio.gather(*(one(*row) for row in zip(which, mixes, max_tokens, strict=True)))
 
 
 def _measured(
-    server: RunningServer, streams: int, max_tokens: int, mixes: list[dict[str, Any]]
-) -> tuple[float, list[Answer]]:
-    """Tokens per second over all choices, and the answers."""
+    server: RunningServer, which: list[int], mixes: list[dict[str, Any]], max_tokens: list[int]
+) -> tuple[float, int, list[Mixed]]:
+    """Tokens per second over all choices, the engine's steps, and the answers."""
+    server.wait_idle()
+    before = server.load()["step"]
     began = time.monotonic()
-    answers = asyncio.run(_texts(server, streams, max_tokens, mixes))
+    answers = asyncio.run(_texts(server, which, mixes, max_tokens))
     seconds = time.monotonic() - began
-    return sum(tokens for _, _, tokens, _ in answers) / seconds, answers
+    server.wait_idle()
+    return sum(sum(answer.tokens) for answer in answers) / seconds, server.load()["step"] - before, answers
 
 
-def _fault(mix: dict[str, Any], texts: list[str], reasons: list[str], tokens: int, logprobs: int) -> Any:
-    """What is wrong with the answers of one stream; None when nothing is."""
-    grammar = mix.get("grammar")
-    if "logprobs" in mix and logprobs != tokens:
-        return "logprobs", logprobs, tokens
-    if "n" in mix and (len(texts) != 2 or texts[0] == texts[1]):
-        return "n", texts
-    if "stop" in mix and any("e" in text for text in texts):
-        return "stop", texts
-    if grammar is None or reasons != ["stop"]:
+def _stopped(options: dict[str, Any], answer: Mixed) -> int:
+    return answer.reasons.count("stop") if "stop" in options and "grammar" not in options else 0
+
+
+def _fault(options: dict[str, Any], answer: Mixed) -> Any:
+    """What is wrong with the answer of one stream; None when nothing is."""
+    grammar = options.get("grammar")
+    # What a stop string cuts off has none, nor has the end of a text that a grammar holds.
+    missing = 4 if "stop" in options else 1 if grammar else 0
+    if "logprobs" in options and not 0 <= sum(answer.tokens) - answer.logprobs <= missing * len(answer.texts):
+        return "logprobs", answer
+    if "n" in options and (len(answer.texts) != 2 or answer.texts[0] == answer.texts[1]):
+        return "n", answer
+    if "stop" in options and any(stop in text for stop in STOPS for text in answer.texts):
+        return "stop", answer
+    if grammar is None or answer.reasons != ["stop"]:
         return None
     if grammar.kind == "regex":
-        return None if re.fullmatch(grammar.text, texts[0]) else ("regex", texts)
+        return None if re.fullmatch(REGEX, answer.texts[0]) else ("regex", answer)
     try:
-        jsonschema.validate(json.loads(texts[0]), SCHEMA)
+        jsonschema.validate(json.loads(answer.texts[0]), SCHEMA)
     except (ValueError, jsonschema.ValidationError) as error:
-        return "json", texts, str(error)
+        return "json", answer, str(error)
     return None
 
 
@@ -174,7 +237,7 @@ def compiling(report: Report, server: RunningServer, tokens: int, factor: float)
     """One client's large schemas, compiled one after another, don't slow the stream of another."""
     large = {"type": "object", "properties": {f"p{i}": {"type": "string", "maxLength": 2000 + i} for i in range(2500)}}
 
-    async def run(busy: bool) -> float:
+    async def run(busy: bool) -> tuple[float, float]:
         async with AsyncClient(endpoint=server.endpoint) as client:
             compiled = 0
 
@@ -192,9 +255,13 @@ def compiling(report: Report, server: RunningServer, tokens: int, factor: float)
                 task.cancel()
                 report.measured("schemas_compiled_meanwhile", compiled)
                 report.expect(compiled > 0, "schemas are compiled meanwhile")
-            return (times[-1] - times[0]) / (len(times) - 1)
+            gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+            return sum(gaps) / len(gaps), max(gaps)
 
-    alone, beside = asyncio.run(run(False)), asyncio.run(run(True))
+    # What a process prepares for its first grammar it prepares when it has been idle for a while.
+    time.sleep(IDLE_S + 2)
+    (alone, longest), (beside, longest_beside) = asyncio.run(run(False)), asyncio.run(run(True))
     report.measured("itl_ms_alone", round(alone * 1000, 2))
     report.measured("itl_ms_beside_compiling", round(beside * 1000, 2))
+    report.measured("longest_itl_ms_alone_and_beside", [round(longest * 1000), round(longest_beside * 1000)])
     report.expect(beside <= factor * alone, f"tokens take less than {factor:g} times as long", round(beside / alone, 2))

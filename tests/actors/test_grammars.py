@@ -21,7 +21,7 @@ def tokenizer(tiny_model: Path):
 
 @pytest.fixture(scope="module")
 def grammars(tiny_model: Path, tokenizer):
-    return Grammars(read_model_files(tiny_model), tokenizer.backend)
+    return Grammars(read_model_files(tiny_model), lambda: tokenizer.backend)
 
 
 @pytest.mark.parametrize(
@@ -131,3 +131,26 @@ def test_replaying_gives_the_same_mask(grammars, tokenizer):
     replayed.consume(ids)
     assert stepped.matcher.compute_bitmask() == replayed.matcher.compute_bitmask()
     assert stepped.consumed == replayed.consumed == len(ids)
+
+
+def test_preparing_ahead_is_all_that_the_first_grammar_would_wait_for(tiny_model: Path, tokenizer):
+    loads: list[int] = []
+
+    def load():
+        loads.append(1)
+        return tokenizer.backend
+
+    prepared = Grammars(read_model_files(tiny_model), load)
+    assert prepared.mask_words == 0
+    prepared.prepare()
+    prepared.prepare()
+    prepared.check(Grammar("regex", "a+", "regex"))
+    assert prepared.mask_words > 0
+    assert len(loads) == 1
+
+
+def test_a_model_that_can_have_no_grammars_is_left_alone(tiny_model: Path):
+    none = Grammars(read_model_files(tiny_model), lambda: None)
+    none.prepare()
+    with pytest.raises(InvalidGrammar, match="written in Python"):
+        none.check(Grammar("regex", "a+", "regex"))

@@ -32,6 +32,8 @@ def test_without_a_key_nothing_is_served(guarded: HttpWorker, headers: dict[str,
         assert answer.status_code == 401
         assert answer.json()["error"]["code"] == "invalid_api_key"
         assert "first" not in answer.text
+    answer = guarded.client.post("/v1/messages", json=chat(max_tokens=1), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,10 @@ from bench.harness import RunningServer
 from server.models.cache import cache_root
 
 
-@pytest.mark.parametrize("by", [clients.by_openai_chat, clients.by_openai_responses, clients.by_anthropic])
+@pytest.mark.parametrize(
+    "by",
+    [clients.by_openai_chat, clients.by_openai_options, clients.by_openai_responses, clients.by_anthropic],
+)
 def test_clients_in_process(server: RunningServer, report: Report, by):
     by(report, server)
     assert report.failures == []
@@ -49,7 +52,7 @@ def small_server(tiny_model: Path) -> Iterator[RunningServer]:
 
 
 def test_a_full_server_is_asked_again(small_server: RunningServer, report: Report):
-    clients.retries(report, small_server, rows=2 + 32)
+    clients.retries(report, small_server, running=2, waiting=32)
     assert report.failures == []
 
 

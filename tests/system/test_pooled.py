@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from bench.ask import post
+from bench.curl_lines import curl_lines, run_curl
 from bench.harness import RunningServer
 from protocol import Client
 
@@ -77,6 +78,10 @@ def test_vectors_are_those_of_a_direct_forward(embedder: RunningServer, tiny_mod
     assert vectors[1][0] == pytest.approx(wanted[1], abs=2e-5)
 
 
+def test_the_curl_line_of_the_docs_works(embedder: RunningServer):
+    assert [run_curl(line, embedder.url)[0] for line in curl_lines() if "/v1/embeddings" in line] == [200]
+
+
 def test_what_a_server_was_not_started_for_is_400(embedder: RunningServer, server: RunningServer):
     for url, path, body in (
         (embedder.url, "/v1/completions", {"prompt": "x"}),
@@ -97,6 +102,7 @@ def test_documents_are_ranked_as_by_a_direct_forward(tiny_model: Path):
         body = {"query": "Where is Paris?", "documents": [documents[0], {"text": documents[1]}, documents[2]]}
         results = post(f"{ranker.url}/v1/rerank", body).body["results"]
         first = post(f"{ranker.url}/v1/rerank", {**body, "top_n": 1, "return_documents": True}).body["results"]
+        assert [run_curl(line, ranker.url)[0] for line in curl_lines() if "/v1/rerank" in line] == [200]
     by_index = {result["index"]: result["relevance_score"] for result in results}
     assert [by_index[i] for i in range(3)] == pytest.approx(wanted, abs=1e-4)
     scores = [result["relevance_score"] for result in results]

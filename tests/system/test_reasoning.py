@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.ask import events, post
+from bench.checks.clients import anthropic_client, openai_client
 from bench.harness import RunningServer
 from protocol import Client
 from protocol.messages import Grammar
@@ -90,3 +91,26 @@ def test_zmq_clients_have_it_too(thinker: RunningServer):
         deltas = list(stream)
     assert "".join(delta.reasoning for delta in deltas)
     assert "".join(delta.text for delta in deltas) in ("1", "2")
+
+
+def test_the_packages_show_it(thinker: RunningServer):
+    asked: dict[str, Any] = {"model": "thinker", "messages": BODY["messages"], "max_tokens": 24}
+    with openai_client(thinker) as client:
+        extra = {"thinking_token_budget": BUDGET}
+        stream = client.chat.completions.create(**asked, temperature=0, stream=True, extra_body=extra)
+        deltas = [chunk.choices[0].delta for chunk in stream]
+        thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+        whole = client.chat.completions.create(**asked, temperature=0, extra_body=extra)
+        given = client.responses.create(model="thinker", input="Why?", max_output_tokens=24, temperature=0)
+    assert getattr(whole.choices[0].message, "reasoning_content", None) == thought != ""
+    assert whole.choices[0].message.content == "".join(delta.content or "" for delta in deltas) != ""
+    assert [item.type for item in given.output] == ["reasoning"]
+    client: Any = anthropic_client(thinker)
+    with (
+        client,
+        client.messages.stream(
+            **asked, extra_body={"temperature": 0}, thinking={"type": "enabled", "budget_tokens": BUDGET}
+        ) as events_of_it,
+    ):
+        thinking, text = events_of_it.get_final_message().content
+    assert (thinking.type, thinking.thinking, text.type) == ("thinking", thought, "text")

@@ -7,6 +7,7 @@ import pytest
 from bench.ask import events, post
 from bench.harness import RunningServer
 from protocol import Client
+from protocol.messages import ToolChoice
 
 MESSAGES = [{"role": "user", "content": "Count to ten — schnell, 数えて! 🙂"}]
 EXACT: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -60,3 +61,60 @@ def test_a_running_request_is_cancelled_by_its_id(server: RunningServer):
     *_, last = stream
     assert last["error"]["code"] == "cancelled"
     assert post(f"{server.url}/v1/requests/{first['id']}/cancel", {}).status == 404
+
+
+FUNCTION: dict[str, Any] = {
+    "name": "paint",
+    "parameters": {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]},
+}
+
+
+def test_the_tokens_of_calls_are_those_that_were_generated(server: RunningServer, client: Client):
+    tools = [{"type": "function", "function": FUNCTION}]
+    choice, once = ToolChoice("required", "", False), {"tool_choice": "required", "parallel_tool_calls": False}
+    stream = client.generate(
+        messages=MESSAGES,
+        tools=tools,
+        tool_choice=choice,
+        split_reply=True,
+        return_ids=True,
+        temperature=0,
+        max_tokens=30,
+    )
+    generated = sum(len(delta.ids) for delta in stream)
+    wanted = (len(client.tokenize(messages=MESSAGES, tools=tools)), generated)
+    asked: dict[str, Any] = {"temperature": 0, "tools": tools, **once}
+    url, body = f"{server.url}/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 30, **asked}
+    whole = post(url, body).body["usage"]
+    *_, last = events(url, {**body, "stream_options": {"include_usage": True}})
+    assert last["usage"] | {"prompt_tokens_details": None} == whole | {"prompt_tokens_details": None}
+    assert (whole["prompt_tokens"], whole["completion_tokens"]) == wanted
+    url, body = f"{server.url}/v1/responses", {"input": MESSAGES, "max_output_tokens": 30, **asked}
+    body["tools"] = [{"type": "function", **FUNCTION}]
+    *_, done = events(url, body)
+    for usage in (post(url, body).body["usage"], done["response"]["usage"]):
+        assert (usage["input_tokens"], usage["output_tokens"]) == wanted
+    url, body = f"{server.url}/v1/messages", {"messages": MESSAGES, "max_tokens": 30, "temperature": 0}
+    body["tools"] = [{"name": "paint", "input_schema": FUNCTION["parameters"]}]
+    body["tool_choice"] = {"type": "any", "disable_parallel_tool_use": True}
+    delta = [event for event in events(url, body) if event["type"] == "message_delta"][-1]
+    for usage in (post(url, body).body["usage"], delta["usage"]):
+        assert (usage["input_tokens"] + usage["cache_read_input_tokens"], usage["output_tokens"]) == wanted
+
+
+def test_tokens_that_were_found_are_named_by_each_api(server: RunningServer, client: Client):
+    long = [{"role": "user", "content": "To be found again. " * 80}]
+    count = len(client.tokenize(messages=long))
+    found = (count - 1) // 256 * 256
+    salt = {"cache_salt": "usage", "temperature": 0}
+    first = post(f"{server.url}/v1/chat/completions", {"messages": long, "max_tokens": 1, **salt}).body["usage"]
+    assert (first["prompt_tokens"], first["prompt_tokens_details"]["cached_tokens"]) == (count, 0)
+    again = post(f"{server.url}/v1/chat/completions", {"messages": long, "max_tokens": 1, "n": 2, **salt}).body["usage"]
+    assert (again["prompt_tokens"], again["prompt_tokens_details"]["cached_tokens"]) == (count, found)
+    answer = post(f"{server.url}/v1/responses", {"input": long, "max_output_tokens": 1, **salt}).body["usage"]
+    assert (answer["input_tokens"], answer["input_tokens_details"]["cached_tokens"]) == (count, found)
+    said = post(f"{server.url}/v1/messages", {"messages": long, "max_tokens": 1, **salt}).body["usage"]
+    assert (said["input_tokens"], said["cache_read_input_tokens"]) == (count - found, found)
+    other = {**salt, "cache_salt": "other"}
+    apart = post(f"{server.url}/v1/messages", {"messages": long, "max_tokens": 1, **other}).body["usage"]
+    assert (apart["input_tokens"], apart["cache_read_input_tokens"]) == (count, 0)

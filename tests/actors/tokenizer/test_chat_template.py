@@ -333,3 +333,21 @@ def test_a_render_leaves_nothing_behind() -> None:
     first = template.render([USER], enable_thinking=False)
     assert template.render([SYSTEM, USER]) != first
     assert template.render([USER], enable_thinking=False) == first
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "demo"])
+def test_a_last_message_is_continued_as_transformers_does(reference: Any, family: str) -> None:
+    source = FAMILIES.get(family, reference.chat_template)
+    chat = [USER, {"role": "assistant", "content": "e In France, e"}]  # an e is also in the marks behind it
+    expected = reference.apply_chat_template(chat, chat_template=source, tokenize=False, continue_final_message=True)
+    rendered = ChatTemplate(source, TOKENS).render(chat, continue_final_message=True)
+    assert rendered == expected
+    assert rendered.endswith("e In France, e")
+
+
+@pytest.mark.parametrize("last", [{"role": "assistant", "content": ""}, CALL])
+def test_only_a_text_can_be_continued(last: dict[str, Any]) -> None:
+    with pytest.raises(TemplateError, match="continued"):
+        ChatTemplate(QWEN, TOKENS).render([USER, last], continue_final_message=True)
+    with pytest.raises(TemplateError, match="leaves the last message out"):
+        ChatTemplate("{{ messages[0].content }}", TOKENS).render([USER, ANSWER], continue_final_message=True)
