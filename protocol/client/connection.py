@@ -136,7 +136,7 @@ class Connection:
 
     @staticmethod
     def _readable(dealer: "zmq.Socket[bytes]") -> bool:
-        return bool(dealer.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+        return bool(int(dealer.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def close(self) -> None:
         """Send what is queued, then end the thread. Idempotent."""
