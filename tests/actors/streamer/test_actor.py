@@ -455,6 +455,16 @@ def test_tokenize_detokenize_and_models(rig):
     assert [card.name for card in client.models()] == ["tiny"]
 
 
+def test_busy_polling_serves_as_ever(make_rig):
+    rig = make_rig(busy_poll=0.02)
+    rig.announce()
+    for _ in range(2):
+        stream = rig.client().generate("x", max_tokens=2)
+        run(rig, rig.engine.submit(), [8, 9])
+        assert stream.result().stats.completion_tokens == 2
+    assert rig.open_streams() == 0
+
+
 def test_loopback_tcp_is_served_too_when_asked_for(make_rig):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
