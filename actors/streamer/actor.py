@@ -445,10 +445,16 @@ class StreamerActor(Actor):
             return errors.DRAINING, "the server is shutting down", ""
         if self._card is None or not self._tokenizers.known:
             return errors.LOADING, "the model is still loading", ""
-        more, own = len(request.more_refs), len(client.streams)
-        if not self._admission.has_room(len(self._streams) + more, own + more, self._clients.with_streams(client)):
+        more = len(request.more_refs)
+        full = not self._admission.has_room(len(self._streams) + more)
+        if full and not self._has_share(client, more):
             return errors.QUEUE_FULL, f"{len(self._streams)} requests are running or waiting already", ""
         return None
+
+    def _has_share(self, client: ClientConnection, more: int) -> bool:
+        """Whether a client has less than its part of a full server."""
+        others = self._clients.with_streams(client)
+        return self._admission.has_share(len(self._streams) + more, len(client.streams) + more, others)
 
     def _encoded(self, rids: range, request: Generate, result: TokenizerResult) -> None:
         for rid in rids:
@@ -532,7 +538,7 @@ class StreamerActor(Actor):
             code, message = errors.DRAINING, "the server is shutting down"
         elif self._card is None or not self._tokenizers.known:
             code, message = errors.LOADING, "the model is still loading"
-        elif not self._admission.has_room(len(self._pools), len(self._pools), 1):
+        elif not self._admission.has_room(len(self._pools)):
             code, message = errors.QUEUE_FULL, f"{len(self._pools)} texts are waiting already"
         if code:
             self._clients.send(client.identity, CallFailed(call.ref, code, message, "model"))

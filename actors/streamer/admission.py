@@ -20,10 +20,12 @@ class Admission:
         self.reserve = max(self.limit // 4, 8)
         self._ends: deque[float] = deque(maxlen=WATCHED)
 
-    def has_room(self, open_streams: int, own: int, clients: int) -> bool:
-        """Whether one more stream may be opened, for a client that has `own` of them, one of so many `clients`."""
-        if open_streams < self.limit:
-            return True
+    def has_room(self, open_streams: int) -> bool:
+        """Whether one more stream may be opened, whosever it is."""
+        return open_streams < self.limit
+
+    def has_share(self, open_streams: int, own: int, clients: int) -> bool:
+        """Whether one more may be opened all the same, for a client that has `own` of them, one of so many `clients`."""
         return own < self.limit // clients and open_streams < self.limit + self.reserve
 
     def ended(self, now: float) -> None:

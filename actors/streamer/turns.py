@@ -11,6 +11,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+MAX_PRIORITIES = 256  # that numbers are kept for: clients choose them
+
 
 class FairQueue(Generic[T]):
     """First come, first served within a client; the clients are served in turn."""
@@ -66,10 +68,16 @@ class Turns:
     def next(self, own: dict[int, int], priority: int = 0) -> int:
         """The number of one more stream of a client. `own` is kept for the client, and empty at first."""
         number = max(self._now.get(priority, 0), own.get(priority, 0))
-        own[priority] = number + 1
+        _keep(own, priority, number + 1)
         return number
 
     def served(self, number: int, priority: int = 0) -> None:
         """A stream with this number left the queue."""
         if number > self._now.get(priority, 0):
-            self._now[priority] = number
+            _keep(self._now, priority, number)
+
+
+def _keep(numbers: dict[int, int], priority: int, number: int) -> None:
+    if len(numbers) >= MAX_PRIORITIES and priority not in numbers:
+        numbers.clear()  # their streams are as good as those of a client that comes new
+    numbers[priority] = number

@@ -16,6 +16,7 @@ from protocol.keys import KeysError, ServerKeys, read_server_keys
 log = structlog.get_logger()
 
 ENDPOINT = "inproc://zeromq.zap.01"
+MAX_REFUSED = 1024  # clients that are logged once each; they try again and again
 
 
 class Doorkeeper:
@@ -27,6 +28,7 @@ class Doorkeeper:
         self.keys: ServerKeys = read_server_keys(path)
         self._read_at = path.stat().st_mtime_ns
         self._actor = actor
+        self._refused: set[tuple[bytes, bytes]] = set()
         self._socket = actor.context.socket(zmq.ROUTER)
         self._socket.bind(ENDPOINT)
         actor.add_socket(self._socket, self._answer)
@@ -43,8 +45,10 @@ class Doorkeeper:
                 )
             except zmq.Again:
                 return
-            known = mechanism == b"CURVE" and self._known(zmq.utils.z85.encode(credentials[0]))
-            if not known:
+            key = zmq.utils.z85.encode(credentials[0]) if mechanism == b"CURVE" else b""
+            known = self._known(key)
+            if not known and (address, key) not in self._refused and len(self._refused) < MAX_REFUSED:
+                self._refused.add((address, key))
                 log.warning("a client without a known key was refused", address=address.decode(errors="replace"))
             status, text = (b"200", b"OK") if known else (b"400", b"not a client of this server")
             self._socket.send_multipart([peer, empty, version, request, status, text, b"", b""])

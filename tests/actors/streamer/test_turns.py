@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.streamer.turns import FairQueue, Turns
+from actors.streamer.turns import MAX_PRIORITIES, FairQueue, Turns
 
 CLIENTS = st.sampled_from([b"a", b"b", b"c"])
 
@@ -116,3 +116,12 @@ def test_priorities_have_numbers_of_their_own():
     turns.served(4, -1)
     assert turns.next({}, 0) == 0
     assert turns.next({}, -1) == 4
+
+
+def test_a_client_cannot_make_numbers_grow_without_bound():
+    turns = Turns()
+    own: dict[int, int] = {}
+    for priority in range(10_000):
+        turns.served(turns.next(own, priority) + 1, priority)
+    assert len(own) <= MAX_PRIORITIES
+    assert turns.next(own, 9_999) == 1
