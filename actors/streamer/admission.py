@@ -25,7 +25,7 @@ class Admission:
         return open_streams < self.limit
 
     def has_share(self, open_streams: int, own: int, clients: int) -> bool:
-        """Whether one more may be opened all the same, for a client that has `own` of them, one of so many `clients`."""
+        """Whether one more may be opened even so, for a client that has `own` of them, one of so many `clients`."""
         return own < self.limit // clients and open_streams < self.limit + self.reserve
 
     def ended(self, now: float) -> None:
