@@ -18,9 +18,10 @@ STAMP := .venv/.setup-$(DEVICE)
 # Names of the checks in bench/verify.py: `make verify-NAME` runs one, `make verify` all but VERIFY_LONG.
 VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate connections-256 stress-256-http \
   stress-256-zmq vanish-http vanish-zmq tokenize-itl kill-supervisor kill-engine stop-engine \
-  kill-tokenizers kill-streamer kill-http restart-engine poison malformed \
+  kill-restore kill-tokenizers kill-streamer kill-http restart-engine poison kill-kinds \
+  bad-machine malformed \
   vanish-1000 two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
-  sampled-256 peers-256 peers-sampled-256 single-stream scaling prefix-ttft prefix-restore prefix-shared \
+  sampled-256 peers-256 peers-sampled-256 single-stream scaling lora prefix-ttft prefix-restore prefix-shared \
   prefix-hits prefix-chat prefix-cost prefix-itl prefix-same prefix-same-demo prefix-kill prefix-trouble \
   clients streams-512 latency node fair-clients retries schemas mixed-options compiling texts fuzz check rooms block-kills block-damage \
   block-disk soak

@@ -13,8 +13,9 @@ class CastConfig(msgspec.Struct, frozen=True):
     generate, embed or rank. `zmq_tcp` is a `host:port` where the streamer listens too, if any, with the
     keys of the file `zmq_keys`, which may be missing on a loopback address.
     `cache_memory_percent`, a part of 1, is of the memory that is free once the model is loaded. Without
-    `ssd_cache_dir` no prefix is kept on the SSD. Streamer and engine look for messages without sleeping for `busy_poll`
-    seconds after the last one.
+    `ssd_cache_dir` no prefix is kept on the SSD. `adapters` are folders of LoRA adapters, by the names that clients
+    choose them by; `max_loras` of them are in memory at once. Streamer and engine look for messages without sleeping
+    for `busy_poll` seconds after the last one.
     """
 
     model_path: str
@@ -48,6 +49,8 @@ class CastConfig(msgspec.Struct, frozen=True):
     ssd_cache_max_gb: float | None = None
     ssd_write_mbps: float = 200.0
     flush_timeout: float = 20.0
+    adapters: dict[str, str] = {}
+    max_loras: int = 8
     log_steps: bool = False
     blas_threads: int | None = None
     trust_remote_code: bool = False

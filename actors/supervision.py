@@ -20,7 +20,8 @@ from protocol.messages import ActorState, Alive, EngineStats, EngineUse, ModelCa
 PROBE_INTERVAL = 0.5  # seconds between probes of one actor
 SILENCE_LIMIT = 10.0  # seconds an actor's loop may leave a probe unanswered; the engine has its own rule
 LAST_WORDS = 0.2  # seconds between a child's exit and its judgement, for a report that is still on its way
-REPLACE_TIME = 5.0  # seconds an actor may take to leave when it is replaced on demand
+REPLACE_FLUSH = 3.0  # seconds a replaced engine may write prefixes to the SSD, while its streams wait
+REPLACE_TIME = REPLACE_FLUSH + 2.0  # seconds an actor may take to leave when it is replaced on demand
 FAILURES = 3  # in a row, of one actor, until the system gives up
 STEADY = 10.0  # seconds of service after which an earlier death no longer delays a restart
 FIRST_DELAY = 0.25  # seconds before the second restart in a row; doubled each time
@@ -31,8 +32,8 @@ LONGEST_DELAY = 5.0
 class Slot:
     """One actor and its incarnation. `asked` is when the oldest unanswered probe was sent, 0 when none is open.
 
-    `error` is what it said itself of its failure; `killed` why it was killed by us. `failures` and `young` count
-    failures and early deaths in a row.
+    `error` is what it said itself of its failure; `killed` why it was killed by us; `broken` why the streamer can't
+    work with it. `failures` and `young` count failures and early deaths in a row.
     """
 
     role: str
@@ -54,6 +55,7 @@ class Slot:
     error: str = ""
     stepped: bool = False
     suspects: bool = False
+    broken: str = ""
     streams: int = 0
     answered: int = 0
     failures: int = 0
@@ -152,6 +154,7 @@ class Supervision:
         if slot is not None:
             slot.stepped |= report.stepped
             slot.suspects = report.suspects
+            slot.broken = slot.broken or report.broken
 
     def failed(self, role: str, index: int, epoch: int, message: str) -> None:
         """An actor says itself why it ends."""
@@ -212,7 +215,7 @@ class Supervision:
                 "a large model on a slow disk may need a longer --start-timeout"
             )
         if slot.role == "engine":
-            return self._steps.hangs(slot.asked, now)
+            return slot.broken or self._steps.hangs(slot.asked, now)
         if slot.asked and now - slot.asked > SILENCE_LIMIT:
             return f"hangs: it has not answered for {now - slot.asked:.1f} s"
         return None

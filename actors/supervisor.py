@@ -21,7 +21,17 @@ from actors.blas import blas_environment
 from actors.child import Child, describe_exit
 from actors.config import CastConfig, write_config
 from actors.rundir import RunDirectory
-from actors.supervision import LONGEST_DELAY, PROBE_INTERVAL, Action, GiveUp, Kill, Slot, Start, Supervision
+from actors.supervision import (
+    LONGEST_DELAY,
+    PROBE_INTERVAL,
+    REPLACE_FLUSH,
+    Action,
+    GiveUp,
+    Kill,
+    Slot,
+    Start,
+    Supervision,
+)
 from actors.trail import trail_path
 from protocol import errors
 from protocol.codec import CodecError, encode, report_codec
@@ -88,6 +98,7 @@ class Supervisor:
         self._http = http
         self._on_ready = on_ready
         self._clock = clock
+        self._flush_timeout = config.flush_timeout if config.prefix_cache and config.ssd_cache else 0.0
         self._table = Supervision(config.tokenizers, http.workers, config.start_timeout, config.hang_timeout)
         self._children: dict[str, Child] = {}
         self._phase = Phase.LOADING
@@ -229,7 +240,7 @@ class Supervisor:
         if slot.state != "ready":
             return  # it is being replaced already
         log.info("replacing", actor=slot.name, child=slot.pid, epoch=slot.epoch)
-        self._order(slot, Stop(errors.SERVER_STOPPED, "replaced"))
+        self._order(slot, Stop(errors.SERVER_STOPPED, "replaced", min(self._flush_timeout, REPLACE_FLUSH)))
         self._table.stopping(slot, self._clock())
         self._broadcast()
 
@@ -379,10 +390,10 @@ class Supervisor:
     def _stop_all(self, cause: str) -> None:
         """End every actor: the streamer first, so that every stream gets its end; then all others."""
         message = f"the server stopped: {cause}" if cause else "the server was stopped"
-        stop = Stop(errors.ENGINE_LOST if "engine" in cause else errors.SERVER_STOPPED, message)
+        flush = self._flush_timeout
+        stop = Stop(errors.ENGINE_LOST if "engine" in cause else errors.SERVER_STOPPED, message, flush)
         streamers = self._table.of_role("streamer")
         self._stop(streamers, stop, STREAMER_TIME)
-        flush = self._config.flush_timeout if self._config.prefix_cache and self._config.ssd_cache else 0.0
         self._stop([slot for slot in self._table.slots if slot not in streamers], stop, OTHERS_TIME, flush)
 
     def _stop(self, slots: list[Slot], order: Stop, seconds: float, flush: float = 0.0) -> None:

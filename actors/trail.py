@@ -17,14 +17,15 @@ def trail_path(run_dir: Path, epoch: int) -> Path:
 
 
 class Trail:
-    """Rows under suspicion: taken in since the turn before, or prefilled or joined in this turn or the one before,
-    whose step may still be in flight."""
+    """Rows under suspicion: taken in since the turn before, or prefilled or joined in this turn or the two before:
+    their step may still be in flight, or its tokens on their way to the streamer."""
 
     def __init__(self, run_dir: Path, epoch: int) -> None:
         """Begin a trail. Raises OSError."""
         self._file = os.open(trail_path(run_dir, epoch), os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
         self._new: set[int] = set()
         self._last: set[int] = set()
+        self._before: set[int] = set()
         self._written: set[int] = {-1}
         self._write(set())
 
@@ -36,8 +37,8 @@ class Trail:
     def turn(self, rids: Iterable[int]) -> None:
         """A turn is about to prefill or join these rows."""
         now = set(rids)
-        self._write(self._new | self._last | now)
-        self._new, self._last = set(), now
+        self._write(self._new | self._before | self._last | now)
+        self._new, self._last, self._before = set(), now, self._last
 
     def _write(self, rids: set[int]) -> None:
         if rids == self._written:

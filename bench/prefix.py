@@ -3,8 +3,9 @@
     python bench/prefix.py [--out bench/results] [--quick]
 
 Cold, from memory, and from the SSD after a restart for prefixes of 1k and 4k tokens of the demo model and 16k of the
-tiny one; 32 users with one prefix of 2k tokens; a chat of ten turns; the SSD against plain reading. Writes
-`prefix.json` and `prefix-*.png`. Takes some minutes; nothing else should run meanwhile. `--quick`: the tiny model only.
+tiny one; 32 users with one prefix of 2k tokens, shared and not; a chat of ten turns; the SSD against plain reading.
+Writes `prefix.json` and `prefix-*.png`. Takes some minutes; nothing else should run meanwhile. `--quick`: the tiny
+model only.
 """
 
 import argparse
@@ -40,6 +41,7 @@ def measure(quick: bool) -> dict[str, Any]:
     }
     with RunningServer(tiny) as server:
         sharing = prefixes.shared(report, server, users=32, tokens=2048)
+        apart = prefixes.users_at_once(server, users=32, tokens=2048, salted=True)
         turns = prefixes.chat(report, server, turns=10, tokens=600)
     with RunningServer(tiny, "--no-prefix-cache") as server:
         cold_turns = prefixes.chat(Report(), server, turns=10, tokens=600)
@@ -48,6 +50,7 @@ def measure(quick: bool) -> dict[str, Any]:
     return {
         "ttft": seconds,
         "sharing": sharing,
+        "without_sharing": apart,
         "chat": turns,
         "chat_without": cold_turns,
         "restore": speeds,
@@ -80,16 +83,17 @@ def plot(figures: dict[str, Any], out: Path) -> None:
     axes.set_ylabel("milliseconds to the first token")
     axes.set_ylim(bottom=0)
     axes.legend()
-    _save(figure, out / "prefix-chat.png")
+    _save(figure, out / "prefix-turns.png")
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4))
-    sharing = figures["sharing"]
-    bars = left.bar(["32 copies", "held once"], [sharing["copies"] / 1e6, sharing["held"] / 1e6])
+    ways = {"each their own": figures["without_sharing"], "shared": figures["sharing"]}
+    bars = left.bar(list(ways), [way["pool_bytes"] / 1e6 for way in ways.values()])
     left.bar_label(bars, fmt="%.1f")
-    left.set_ylabel("MB of blocks for 32 users with one prefix")
+    left.set_ylabel("MB of blocks of 32 users with one prefix")
     speeds = figures["restore"]["megabytes_per_second"]
     right.boxplot(list(speeds.values()), tick_labels=[name.replace("_", " ") for name in speeds])
     right.set_ylim(bottom=0)
+    right.tick_params("x", labelrotation=15)
     right.set_ylabel("MB/s, page cache dropped")
     _save(figure, out / "prefix-memory-and-disk.png")
 

@@ -2,7 +2,7 @@
 all kinds of caches give the same tokens.
 
 `python -m bench.prefix_engine --child` answers requests line by line (`bench.mlx_child`): `["cost", folder, rows,
-tokens, budget, rounds]`, `["restore", folder, tokens, rounds]`, `["same", kind, window, lengths, others]`.
+tokens, budget, rounds]`, `["restore", folder, tokens, rounds]`, `["same", kind, window, lengths, others, longest]`.
 """
 
 import importlib.util
@@ -193,8 +193,9 @@ def _plain(files: Sequence[Path], threads: int) -> float:
     return took
 
 
-def same(kind: str, window: int | None, lengths: list[int], others: int) -> dict[str, Any]:
-    """Prompts of these lengths in every way that their tokens can be come by, against a cold run.
+def same(kind: str, window: int | None, lengths: list[int], others: int, longest: int) -> dict[str, Any]:
+    """Prompts of these lengths in every way that their tokens can be come by, against a cold run of each alone. The
+    prompts of the `others` have 8 to `longest` tokens.
 
     `ways` maps each way to the requests that differ: length, temperature, place, and how far the runner-up was behind
     there, relative to the magnitude. `chunking` is how much the logits of a prompt differ between two chunkings.
@@ -206,33 +207,35 @@ def same(kind: str, window: int | None, lengths: list[int], others: int) -> dict
     cold = {rid: Run(model, None).all([requests[rid]])[rid] for rid in range(len(requests))}
     ways: dict[str, dict[int, list[int]]] = {}
     cached: dict[str, int] = {}
-    crowd = [submit(1000 + rid, prompt(20 + 7 * rid, rid), 12) for rid in range(others)]
+    crowd = [submit(1000 + i, prompt(8 + (longest - 8) * i // others, i), 12) for i in range(others)]
 
-    def way(name: str, run: Run, extra: Sequence[Submit] = (), one_by_one: bool = True) -> None:
-        for batch in [[request] for request in requests] if one_by_one else [[*extra, *requests]]:
-            run.all(batch)
+    def alone(name: str, run: Run) -> None:
+        for request in requests:
+            run.all([request])
+        note(name, run)
+
+    def crowded(name: str, run: Run) -> None:
+        run.all([*crowd, *requests])
+        note(f"{name}, all at once among {others} others", run)
+
+    def note(name: str, run: Run) -> None:
         ways[name] = {rid: run.tokens[rid] for rid in cold}
-        cached[name] = sum(run.cached.values())
+        cached[name] = sum(count for rid, count in run.cached.items() if rid in cold)
 
+    crowded("cold", Run(model, None))
     with tempfile.TemporaryDirectory(prefix="cb-prefix-") as folder:
         with ssd_store(Path(folder)) as store:
-            way("while committing", Run(model, store))
-            way("from memory", Run(model, store))
-            way(f"from memory, all at once among {others} others", Run(model, store), crowd, one_by_one=False)
+            alone("while committing", Run(model, store))
+            alone("from memory", Run(model, store))
+            crowded("from memory", Run(model, store))
         with ssd_store(Path(folder), memory_bytes=0) as store:
-            way("from the SSD after a restart", Run(model, store))
+            alone("from the SSD after a restart", Run(model, store))
         with ssd_store(Path(folder)) as store:
-            way(f"from the SSD, all at once among {others} others", Run(model, store), crowd, one_by_one=False)
-    run = Run(model, PrefixStore(memory_bytes=MEMORY))
-    for request in requests:
-        run.engine.submit(request)
-        for _ in range(2):
-            run.turn()
-        run.engine.abort([request.rid])
-    while run.engine.busy:
-        run.turn()
-    run.tokens.clear()
-    way("after an abort and a retry", run)
+            crowded("from the SSD after a restart", Run(model, store))
+    for retried in (alone, crowded):
+        run = Run(model, PrefixStore(memory_bytes=MEMORY))
+        _abort(run, requests, crowd if retried is crowded else [])
+        retried("from what was aborted", run)
     different: dict[str, list[tuple[int, float, int, float]]] = {name: [] for name in ways}
     for name, tokens in ways.items():
         for rid, (length, temperature) in enumerate(asked):
@@ -243,6 +246,19 @@ def same(kind: str, window: int | None, lengths: list[int], others: int) -> dict
             behind = gap(model, whole[:length] + cold[rid][:place], length, options)
             different[name].append((length, temperature, place, behind))
     return {"requests": len(requests), "ways": different, "cached_tokens": cached, "chunking": _chunking(model, whole)}
+
+
+def _abort(run: Run, requests: Sequence[Submit], crowd: Sequence[Submit]) -> None:
+    """Begin these, the ones of the crowd first, and abort them once some of their prompts are computed."""
+    for request in [*crowd, *requests]:
+        run.engine.submit(request)
+    while run.engine.busy and run.engine.stats.prefix.memory_blocks == 0:
+        run.turn()
+    run.engine.abort([request.rid for request in [*crowd, *requests]])
+    while run.engine.busy:
+        run.turn()
+    run.tokens.clear()
+    run.cached.clear()
 
 
 def _chunking(model: Model, ids: list[int]) -> float:

@@ -116,7 +116,8 @@ class Floor:
 class Steps:
     """An engine whose rows all decode, with its scheduler, its batch and what it would send."""
 
-    def __init__(self, model: Model, rows: int, context: int, options: Options) -> None:
+    def __init__(self, model: Model, rows: int, context: int, options: Options, first: int = 1) -> None:
+        """`first` is the number of the first row: engines that share a model with adapters need rows of their own."""
         limits = Limits(max_num_seqs=rows, max_num_batched_tokens=1 << 20)
         self._engine = Engine(model, limits)
         for row in range(rows):
@@ -126,7 +127,7 @@ class Steps:
                 Submit(
                     epoch=1,
                     streamer=1,
-                    rid=row + 1,
+                    rid=row + first,
                     ids=ids,
                     budget=1 << 20,
                     prompt_tokens=context,

@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -36,9 +37,11 @@ from bench.checks import (
     fuzz,
     hostile,
     interference,
+    kinds,
     latency,
     limits,
     loop,
+    lora,
     neighbours,
     node,
     peers,
@@ -46,13 +49,16 @@ from bench.checks import (
     project,
     recovery,
     refusals,
+    restores,
     rooms,
     same,
     soaks,
     structured,
+    surroundings,
 )
 from bench.checks.report import Report
 from bench.facts import machine_facts
+from bench.faults.inject import Faults
 from bench.harness import ROOT, RunningServer, callboard, clean_environment, exit_on_sigterm, kill_all
 from bench.load.plan import Plan
 from bench.models import DEMO, demo_folder, tiny_model
@@ -148,15 +154,54 @@ def restart_engine(report: Report, server: RunningServer) -> None:
     recovery.replaced_on_demand(report, server, streams=50, tokens=150, ask=ask)
 
 
-def soak(report: Report, server: RunningServer) -> None:
-    """128 streams and a fault every 10 s."""
-    soaks.soak(report, server, tiny_model(), streams=128, tokens=60, every=10.0, seconds=SOAK_SECONDS)
+def soak(report: Report) -> None:
+    """128 streams and a fault every 10 s. Blocks in memory have a budget that is full soon, so that memory has to be
+    flat from then on."""
+    arguments = ("--http-workers", "2", "--tokenizers", "2", "--cache-memory-mb", "16")
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder))
+        with RunningServer(tiny_model(), *arguments, environment=faults.environment()) as server:
+            soaks.soak(report, server, faults, tiny_model(), streams=128, tokens=60, every=10.0, seconds=SOAK_SECONDS)
 
 
 def poison(report: Report) -> None:
-    """A poison request beside 50 streams."""
-    with RunningServer(tiny_model(), environment=recovery.poison_environment()) as server:
-        recovery.poison(report, server, tiny_model(), streams=50, tokens=300)
+    """Poison requests beside 50 streams."""
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder), *recovery.poison_faults())
+        with RunningServer(tiny_model(), environment=faults.environment()) as server:
+            recovery.poison(report, server, tiny_model(), streams=50, tokens=300)
+            recovery.decoding_poison(report, server, tiny_model(), streams=50, tokens=300)
+
+
+def kill_kinds(report: Report) -> None:
+    """Rows of every kind, three deaths of the engine, and two at unlucky moments."""
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder), *kinds.row_faults(Path(folder)))
+        with RunningServer(tiny_model(), environment=faults.environment()) as server:
+            kinds.kinds(report, server, tokens=200, kills=3, each=2)
+            kinds.unlucky_moments(report, server, Path(folder), 150)
+
+
+def bad_machine(report: Report) -> None:
+    """A disk that is full or slow, a clock that jumps, and frames that are cut."""
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder))
+        with RunningServer(tiny_model(), environment=faults.environment()) as server:
+            surroundings.disks(report, server, faults, tiny_model(), streams=24, tokens=300)
+            surroundings.clock_jump(report, server, faults, streams=24, tokens=600)
+            surroundings.cut_frames(report, server, faults, tiny_model(), streams=24, tokens=100)
+
+
+def lora_check(report: Report) -> None:
+    """What adapters cost a step, and that clients get those they ask for."""
+    lora.step_time(report, "tiny", rows=256, rounds=7, bars={"base": 1.1})
+    lora.step_time(report, "demo", rows=64, rounds=5, bars={"base": 1.1, "four adapters": 1.5})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RunningServer(tiny_model(), *lora.arguments(tiny_model(), Path(folder))) as server,
+    ):
+        lora.by_openai(report, server)
+        lora.over_zmq(report, server, tokens=300)
 
 
 KINDS: list[tuple[str, int | None]] = [
@@ -191,6 +236,9 @@ CHECKS: dict[str, Check] = {
     "kill-supervisor": on_tiny(lambda report, server: deaths.kill_supervisor(report, server, 8), "--http-workers", "2"),
     "kill-engine": engine_faults(signal.SIGKILL),
     "stop-engine": engine_faults(signal.SIGSTOP),
+    "kill-restore": on_tiny(
+        lambda report, server: restores.restored(report, server, tiny_model(), streams=64, tokens=600)
+    ),
     "kill-tokenizers": on_tiny(
         lambda report, server: recovery.tokenizer_deaths(report, server, streams=200, tokens=30, rounds=3),
         *("--tokenizers", "2"),
@@ -199,6 +247,8 @@ CHECKS: dict[str, Check] = {
     "kill-http": front_death("http0"),
     "restart-engine": on_tiny(restart_engine),
     "poison": poison,
+    "kill-kinds": kill_kinds,
+    "bad-machine": bad_machine,
     "malformed": on_tiny(
         lambda report, server: hostile.malformed(report, server, tiny_model(), count=20_000, streams=50, tokens=200)
     ),
@@ -224,6 +274,7 @@ CHECKS: dict[str, Check] = {
     "scaling": on_demo(
         lambda report, server: limits.scaling(report, server, bars={5: 2.5, 16: 5.0}, tokens=48, rounds=3)
     ),
+    "lora": lora_check,
     "prefix-ttft": lambda report: prefixes.ttft(report, DEMO, 4096, bars=(0.05, 0.10)),
     "prefix-restore": lambda report: prefixes.restore(report, demo_folder(), tokens=4096, rounds=5, bar=0.6),
     "prefix-shared": on_tiny(lambda report, server: prefixes.shared(report, server, users=32, tokens=2048)),
@@ -237,7 +288,7 @@ CHECKS: dict[str, Check] = {
         report, [*KINDS, (str(tiny_model()), None)], lengths=BORDERS, others=64
     ),
     "prefix-same-demo": lambda report: prefixes.same(
-        report, [(str(demo_folder()), None)], lengths=[255, 257, 513], others=8
+        report, [(str(demo_folder()), None)], lengths=BORDERS[:6], others=64, longest=24
     ),
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
@@ -266,7 +317,7 @@ CHECKS: dict[str, Check] = {
     "block-kills": lambda report: blocks.kills(report, rounds=200),
     "block-damage": blocks.damage,
     "block-disk": lambda report: block_disk.disk(report, blocks=10_000),
-    "soak": on_tiny(soak, "--http-workers", "2", "--tokenizers", "2"),
+    "soak": soak,
 }
 LONGER = {"soak": SOAK_SECONDS + 600.0}  # checks that may take longer than LIMIT, in seconds
 

@@ -39,17 +39,21 @@ def chain_keys(
     salt: str = "",
     images: Sequence[tuple[int, bytes]] = (),
     known: Sequence[bytes] = (),
+    adapter: str = "",
 ) -> list[bytes]:
     """One 32-byte key for each whole block of a prompt.
 
     `ids` are token ids, as an array or packed as little-endian uint32. `salt` parts the caches of tenants. `images`
     holds, for each image, the position of its first placeholder token and a hash of the image. `known` are keys of the
-    first blocks, from an earlier call; the others are computed.
+    first blocks, from an earlier call; the others are computed. `adapter` is a hash of the LoRA adapter that the row
+    is computed with.
     """
     packed = ids if isinstance(ids, bytes) else np.ascontiguousarray(ids, dtype="<u4").tobytes()
     extras: dict[int, list[bytes]] = defaultdict(list)
     if salt:
         extras[0].append(b"salt" + salt.encode())
+    if adapter:
+        extras[0].append(b"adapter" + adapter.encode())
     for position, digest in sorted(images):
         extras[position // BLOCK_SIZE].append(b"image" + struct.pack("<I", position % BLOCK_SIZE) + digest)
     keys = [*known]

@@ -45,7 +45,7 @@ _Heap = list[tuple[int, bytes]]
 class MemoryPool(Generic[P]):
     """Entries by key.
 
-    `budget` bytes hold blocks and snapshots together; snapshots never take more than `snapshot_share` of it.
+    `budget` bytes hold blocks and snapshots together; snapshots get no more than `snapshot_share` of it.
     """
 
     def __init__(self, budget: int, snapshot_share: float = 0.25) -> None:
@@ -53,6 +53,8 @@ class MemoryPool(Generic[P]):
         self.snapshot_budget = int(budget * snapshot_share)
         self.block_bytes = 0
         self.snapshot_bytes = 0
+        self.pinned_bytes = 0
+        self._snapshot_share = snapshot_share
         self._entries: dict[bytes, Entry[P]] = {}
         self._orphans: dict[bytes, int] = {}  # children of blocks that aren't here, by parent
         self._blocks: _Heap = []
@@ -127,20 +129,22 @@ class MemoryPool(Generic[P]):
         entry.refs -= 1
         self._offer(entry)
 
-    def pin(self, keys: Iterable[bytes]) -> None:
-        """Keep entries for good. Unknown keys are left out."""
-        for key in keys:
-            entry = self._entries.get(key)
-            if entry is not None:
-                entry.pinned = True
+    def pin(self, keys: Iterable[bytes]) -> int:
+        """Keep entries for good; how many of them are here."""
+        entries = [self._entries[key] for key in keys if key in self._entries]
+        for entry in entries:
+            self.pinned_bytes += 0 if entry.pinned else entry.nbytes
+            entry.pinned = True
+        return len(entries)
 
-    def shrink(self, nbytes: int) -> list[Entry[P]]:
-        """Let go of at least `nbytes`, as far as nobody holds them; what went. For when memory is short."""
+    def resize(self, budget: int) -> list[Entry[P]]:
+        """Have another budget from now on; what had to go for it. What is held stays, beyond the budget if need be."""
+        self.budget = budget
+        self.snapshot_budget = int(budget * self._snapshot_share)
         gone: list[Entry[P]] = []
-        target = self.nbytes - nbytes
-        while self.nbytes > target and self._evict_block(gone):
+        while self.snapshot_bytes > self.snapshot_budget and self._evict_snapshot(gone):
             pass
-        while self.nbytes > target and self._evict_snapshot(gone):
+        while self.nbytes > budget and (self._evict_block(gone) or self._evict_snapshot(gone)):
             pass
         return gone
 

@@ -45,6 +45,7 @@ class PrefixStore(Generic[B]):
 
     def __init__(self, *, memory_bytes: int, snapshot_share: float = 0.25, ssd: SsdStore | None = None) -> None:
         self._pool: MemoryPool[B] = MemoryPool(memory_bytes, snapshot_share)
+        self._memory_bytes = memory_bytes
         self._ssd = ssd
         self._writing: dict[bytes, Entry[B]] = {}  # in the SSD's queue, whether still in the pool or not
         self._loose: dict[bytes, Entry[B]] = {}  # neither, but still in use
@@ -74,10 +75,6 @@ class PrefixStore(Generic[B]):
         if self._find(key) is not None:
             return Tier.MEMORY
         return Tier.SSD if self._ssd is not None and self._ssd.leading([key]) else None
-
-    def contains(self, key: bytes) -> bool:
-        """Whether a block is anywhere."""
-        return self.where(key) is not None
 
     def count(self, *, hit_tokens: int, missed_tokens: int, ssd_tokens: int = 0) -> None:
         """Note what an admission found: tokens from memory, from the SSD, and those to compute."""
@@ -143,13 +140,24 @@ class PrefixStore(Generic[B]):
                 self._unwritten_blocks += 1
         return True
 
-    def pin(self, keys: Sequence[bytes]) -> None:
-        """Keep blocks in memory for good."""
-        self._pool.pin(keys)
+    def pin(self, keys: Sequence[bytes]) -> int:
+        """Keep blocks in memory for good; how many of them are there."""
+        return self._pool.pin(keys)
 
-    def shrink(self, nbytes: int) -> int:
-        """Let go of `nbytes` in memory, as far as nobody holds them, because memory is short. Bytes let go."""
-        gone = self._pool.shrink(nbytes)
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept in memory."""
+        return self._pool.nbytes
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Those of them that stay for good."""
+        return self._pool.pinned_bytes
+
+    def keep_within(self, nbytes: int) -> int:
+        """Keep so many bytes in memory, and never more than `memory_bytes`, until told otherwise. Bytes let go; what
+        somebody holds stays."""
+        gone = self._pool.resize(max(min(nbytes, self._memory_bytes), 0))
         self._leave(gone)
         return sum(entry.nbytes for entry in gone)
 

@@ -19,6 +19,7 @@ unique within one run; a message with the wrong one is dropped.
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from protocol.ids import unpack_floats, unpack_ids
 
@@ -187,7 +188,11 @@ class EngineTrace(Struct, frozen=True, array_like=True):
 
 
 class ModelCard(Struct, frozen=True, array_like=True):
-    """What clients may know of the model a cast serves. `context` and `vocab_size` are in tokens."""
+    """What clients may know of the model a cast serves. `context` and `vocab_size` are in tokens.
+
+    `adapters` are the folders of its LoRA adapters, by their names: each can be asked for as a model, whose card names
+    its base as `parent` and its folder as `root`.
+    """
 
     name: str
     context: int = 0
@@ -195,6 +200,17 @@ class ModelCard(Struct, frozen=True, array_like=True):
     has_chat_template: bool = True
     created: int = 0
     task: str = "generate"
+    parent: str = ""
+    root: str = ""
+    adapters: dict[str, str] = {}
+
+    def all(self) -> "list[ModelCard]":
+        """The card itself, and one for each of its adapters."""
+        base = self.name
+        return [
+            self,
+            *(replace(self, name=n, parent=base, root=root, adapters={}) for n, root in self.adapters.items()),
+        ]
 
 
 # -- client -> streamer ------------------------------------------------------------------------------
@@ -216,6 +232,7 @@ class Ping(Struct, frozen=True, array_like=True, tag=2):
 class Generate(Struct, frozen=True, array_like=True, tag=3):
     """Ask for one stream. Exactly one of `prompt`, `messages` and `ids` is set.
 
+    `model` names the model, or one of its LoRA adapters; "" is the model.
     `return_text` / `return_ids` choose what the deltas carry (ids alone skip the detokenizer).
     `add_special_tokens` holds for `prompt`; a chat template writes its own. `timeout` is in seconds. Only requests
     with the same `cache_salt` share prefixes. `tools` are functions as the OpenAI API describes them. With
@@ -539,8 +556,9 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     neutral value. Only requests with the same `cache_salt` share prefixes. `warm`: the prompt's blocks are to stay in
     memory for good. `thinking` says when `grammar` begins to hold and what `thinking_budget` counts. The prompt of row
     `like` is the same: while it is not computed, this row waits for it instead of computing it again. With `pool` the
-    row is embedded and nothing is generated. Rows of equal priority are admitted in the order of their `turn`, so that
-    clients take turns. With `trace` the step that brings its first token tells when it came and what was done.
+    row is embedded and nothing is generated. `adapter` names the LoRA adapter that it is computed with. Rows of equal
+    priority are admitted in the order of their `turn`, so that clients take turns. With `trace` the step that brings
+    its first token tells when it came and what was done.
     """
 
     epoch: int
@@ -561,6 +579,7 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     thinking: Thinking | None = None
     like: int = 0
     pool: Pool | None = None
+    adapter: str = ""
     turn: int = 0
     trace: bool = False
 
@@ -577,8 +596,8 @@ class PrefixStats(Struct, frozen=True, array_like=True):
     """The prefix cache of an engine. Sums since the start: prompt tokens found in memory and on the SSD, and those that
     had to be computed; seconds that committing and restoring blocks took of the engine's thread.
 
-    Bytes in memory and their limit; bytes of the SSD directory, whoever wrote them, and their limit; bytes that wait to
-    be written; reads or files that were wrong.
+    Bytes in memory and their limit now; bytes of the SSD directory, whoever wrote them, and their limit; bytes that
+    wait to be written; reads or files that were wrong. Sum of bytes that left memory as requests needed it (`yielded`).
     """
 
     memory_tokens: int = 0
@@ -593,6 +612,7 @@ class PrefixStats(Struct, frozen=True, array_like=True):
     ssd_limit: int = 0
     queued_bytes: int = 0
     faults: int = 0
+    yielded: int = 0
 
 
 class EngineStats(Struct, frozen=True, array_like=True):
@@ -627,7 +647,8 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     the tokens. `logprob_rids` names those of `rids` whose requests asked for log-probabilities, with that of the
     row's token in `logprobs`, and the most probable ones in `top_ids` (uint32-LE) and `top_logprobs` (float32-LE),
     the most probable first. `cached_tokens[i]` tokens of the prompt of `cached_rids[i]` were not computed but found.
-    `pooled` (float32-LE) are the results of rows `pooled_rids`, which end with them.
+    `pooled` (float32-LE) are the results of rows `pooled_rids`, which end with them. `unread`: a command of this
+    streamer could not be read.
     """
 
     epoch: int
@@ -647,6 +668,7 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     cached_tokens: list[int] = []
     pooled_rids: list[int] = []
     pooled: list[bytes] = []
+    unread: bool = False
     traces: list[EngineTrace] = []
 
 
@@ -721,19 +743,23 @@ class Drain(Struct, frozen=True, array_like=True, tag=85):
 
 
 class Stop(Struct, frozen=True, array_like=True, tag=86):
-    """End now: tell every open stream (`code`, `message`), then exit."""
+    """End now: tell every open stream (`code`, `message`), then exit. The engine may take `flush` seconds more to write
+    prefixes to the SSD."""
 
     code: str
     message: str
+    flush: float = 0.0
 
 
 class EngineUse(Struct, frozen=True, array_like=True, tag=87):
     """The streamer tells the supervisor of the engine incarnation `epoch`: whether it has completed a decode step, and
-    whether a suspect is in it (a row that may bring it down). Sent when either changes."""
+    whether a suspect is in it (a row that may bring it down). Sent when either changes. `broken` says why the streamer
+    can't work with it any more, so that it has to be replaced."""
 
     epoch: int
     stepped: bool
     suspects: bool
+    broken: str = ""
 
 
 ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank

@@ -85,10 +85,16 @@ class Backend:
             raise ApiError(SERVER_LOST, "the connection to the model is being restored")
         return self._client
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Folders of the LoRA adapters that can be asked for as models, by name."""
+        return self.state.card.adapters if self.state.card is not None else {}
+
     def check_model(self, asked: str | None) -> None:
         """Raises ApiError when a request asks for a model that isn't served; None asks for whatever is."""
-        if asked and asked != self.model:
-            text = f"the model {asked!r} does not exist here; this server has {self.model!r}"
+        if asked and asked != self.model and asked not in self.adapters:
+            names = ", ".join(map(repr, (self.model, *self.adapters)))
+            text = f"the model {asked!r} does not exist here; this server has {names}"
             raise ApiError(MODEL_NOT_FOUND, text, param="model")
 
     @contextmanager

@@ -32,7 +32,7 @@ from server.unsupported import CHAT_UNSUPPORTED
 
 
 def parse_chat(body: bytes, model: str, request_id: str) -> tuple[str | None, Generation]:
-    """The model asked for, and what to generate. `model` is the name that answers carry.
+    """The model asked for, and what to generate. `model` is what answers call it when none was.
 
     Raises ApiError naming the field that is wrong.
     """
@@ -59,7 +59,7 @@ def parse_chat(body: bytes, model: str, request_id: str) -> tuple[str | None, Ge
     generation = Generation(
         prompts=[{"messages": request.messages}],
         params=params,
-        answer=ChatAnswer(f"chatcmpl-{request_id}", model, include_usage, with_reasoning),
+        answer=ChatAnswer(f"chatcmpl-{request_id}", request.model or model, include_usage, with_reasoning),
         stream=bool(request.stream),
         n=request.n or 1,
         cache_salt=request.cache_salt or "",

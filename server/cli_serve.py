@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from actors.adapter_files import parse_adapter, read_adapter
 from actors.config import CastConfig
 from actors.logs import configure_logs
 from actors.rundir import NameTaken, RunDirectory
@@ -74,11 +75,15 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
     except OSError as error:
         raise CannotServe(f"no run directory can be made in {home()}: {error}; set CALLBOARD_HOME") from None
     try:
+        adapters = find_adapters(settings)
         model_path = resolve_model(spec, device=device)
     except BaseException:
         run_dir.remove()
         raise
     model_name = settings.served_model_name or served_name(spec, model_path)
+    if model_name in adapters:
+        run_dir.remove()
+        raise CannotServe(f"the model and an adapter are both called {model_name!r}; see --served-model-name")
     advice = raise_file_limit()
     if advice:
         print(f"callboard: {advice}", file=sys.stderr)
@@ -114,6 +119,8 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         ssd_cache_max_gb=settings.ssd_cache_max_gb,
         ssd_write_mbps=settings.ssd_write_mbps,
         flush_timeout=settings.flush_timeout,
+        adapters=adapters,
+        max_loras=settings.max_loras,
         log_steps=settings.log_steps,
         blas_threads=settings.blas_threads,
         trust_remote_code=settings.trust_remote_code,
@@ -136,6 +143,23 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         return Supervisor(config, run_dir, http, on_ready).run()
     except OSError as error:
         raise CannotServe(f"the server can't be started: {error}") from error
+
+
+def find_adapters(settings: ServeSettings) -> dict[str, str]:
+    """The folders of the LoRA adapters, by name. Raises CannotServe for those that can't be served."""
+    adapters: dict[str, str] = {}
+    if settings.adapter_path and settings.task != "generate":
+        raise CannotServe("--adapter-path is for servers that generate text; leave --task away")
+    for text in settings.adapter_path:
+        try:
+            name, folder = parse_adapter(text)
+            read_adapter(name, folder)
+        except ValueError as error:
+            raise CannotServe(f"--adapter-path: {error}") from None
+        if name in adapters:
+            raise CannotServe(f"--adapter-path: two adapters are called {name!r}; write NAME=PATH")
+        adapters[name] = str(folder)
+    return adapters
 
 
 def served_name(spec: str, path: Path) -> str:

@@ -23,7 +23,7 @@ MAX_ID = 2**32 - 1
 
 
 def parse_completion(body: bytes, model: str, request_id: str) -> tuple[str | None, Generation]:
-    """The model asked for, and what to generate. `model` is the name that answers carry.
+    """The model asked for, and what to generate. `model` is what answers call it when none was.
 
     Raises ApiError naming the field that is wrong.
     """
@@ -36,7 +36,7 @@ def parse_completion(body: bytes, model: str, request_id: str) -> tuple[str | No
     n = request.n or 1
     if len(prompts) * n > MAX_PROMPTS:
         raise invalid(f"a request may have {MAX_PROMPTS} choices, not {len(prompts)} × {n}", "n")
-    answer = CompletionAnswer(f"cmpl-{request_id}", model, include_usage)
+    answer = CompletionAnswer(f"cmpl-{request_id}", request.model or model, include_usage)
 
     async def echo(generation: Generation, client: AsyncClient) -> None:
         for prompt in generation.prompts:

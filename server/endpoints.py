@@ -62,4 +62,5 @@ class GenerateEndpoint:
         body = await read_body(scope, receive, options.max_body_bytes, options.body_timeout)
         model, generation = self._parse(body, self._backend.model, record.request_id)
         self._backend.check_model(model)
+        generation.model = model or ""
         await run(generation, self._backend.client(), record, options, receive, send, abort_of(scope))

@@ -90,6 +90,7 @@ class Generation(msgspec.Struct):
     tools: Tools = []
     tool_choice: ToolChoice = ToolChoice()
     split_reply: bool = False
+    model: str = ""
     prepare: Callable[["Generation", AsyncClient], Awaitable[None]] | None = None
     finish: Callable[[AsyncClient, UsageBody], Awaitable[None]] | None = None
 
@@ -198,6 +199,7 @@ def _start(
             tools=generation.tools,
             tool_choice=generation.tool_choice,
             split_reply=generation.split_reply,
+            model=generation.model,
         )
     except CodecError as error:
         raise invalid(str(error)) from None

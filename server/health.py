@@ -50,21 +50,25 @@ class HealthEndpoints:
 
     async def models(self, _request: Request) -> Response:
         """The models that can be asked for. Raises ApiError while none is loaded."""
-        return _json(ModelListBody([self._model()]))
+        return _json(ModelListBody(self._models()))
 
     async def model(self, request: Request) -> Response:
         """One model by name. Raises ApiError when there is none of that name."""
-        model = self._model()
-        if request.path_params["name"] != model.id:
-            text = f"the model {request.path_params['name']!r} does not exist here; this server has {model.id!r}"
+        models = {model.id: model for model in self._models()}
+        name = request.path_params["name"]
+        if name not in models:
+            text = f"the model {name!r} does not exist here; this server has {', '.join(map(repr, models))}"
             raise ApiError(MODEL_NOT_FOUND, text, param="model")
-        return _json(model)
+        return _json(models[name])
 
-    def _model(self) -> ModelBody:
+    def _models(self) -> list[ModelBody]:
         card = self._backend.card
         if card is None:
             raise ApiError(LOADING, "the model is still loading")
-        return ModelBody(card.name, card.created, card.context)
+        return [
+            ModelBody(each.name, each.created, each.context, each.root or each.name, each.parent or None)
+            for each in card.all()
+        ]
 
 
 def _prefix_cache(prefix: PrefixStats) -> HealthPrefixCache:
@@ -81,6 +85,7 @@ def _prefix_cache(prefix: PrefixStats) -> HealthPrefixCache:
         prefix.ssd_limit,
         prefix.queued_bytes,
         prefix.faults,
+        prefix.yielded,
     )
 
 

@@ -40,7 +40,7 @@ _MODES = {"auto": "auto", "any": "required", "none": "none", "tool": "named"}
 
 
 def parse_message(body: bytes, model: str, request_id: str) -> tuple[str | None, Generation]:
-    """The model asked for, and what to generate. `model` is the name that answers carry.
+    """The model asked for, and what to generate. `model` is what answers call it when none was.
 
     Raises ApiError naming the field that is wrong.
     """
@@ -61,7 +61,7 @@ def parse_message(body: bytes, model: str, request_id: str) -> tuple[str | None,
     generation = Generation(
         prompts=[{"messages": messages}],
         params=params,
-        answer=MessagesAnswer(f"msg_{request_id}", model, request_id, thinks),
+        answer=MessagesAnswer(f"msg_{request_id}", request.model or model, request_id, thinks),
         stream=bool(request.stream),
         cache_salt=request.cache_salt or "",
         template_kwargs=kwargs,

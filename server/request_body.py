@@ -19,6 +19,7 @@ from server.unsupported import HARMLESS, check_unsupported
 log = structlog.get_logger()
 
 MAX_LOGGED_NAMES = 256
+MAX_SEARCHED = 256 << 10  # bytes of a malformed body that are searched for the place of the fault: that takes a while
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -114,6 +115,8 @@ def _malformed(body: bytes, error: Exception) -> ApiError:
     """Say what is wrong with a body that is no JSON; lone surrogates, raw or escaped, are named as such."""
     if isinstance(error, RecursionError):
         return invalid("the body is nested too deep")
+    if len(body) > MAX_SEARCHED:
+        return invalid(f"the body is not valid JSON: {error}")
     try:
         text = body.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as fault:

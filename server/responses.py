@@ -52,7 +52,7 @@ class KeptResponse(msgspec.Struct):
 
 
 def parse_response(body: bytes, model: str, request_id: str) -> tuple[str | None, Generation]:
-    """The model asked for, and what to generate. `model` is the name that answers carry.
+    """The model asked for, and what to generate. `model` is what answers call it when none was.
 
     Raises ApiError naming the field that is wrong.
     """
@@ -75,7 +75,7 @@ def parse_response(body: bytes, model: str, request_id: str) -> tuple[str | None
     shown = ResponseBody(
         f"resp_{request_id}",
         int(time.time()),
-        model,
+        request.model or model,
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         metadata=request.metadata or {},

@@ -338,11 +338,14 @@ class CompletionBody(Struct):
 
 
 class ModelBody(Struct):
-    """One model of `GET /v1/models`. `max_model_len` is its context in tokens, as vLLM calls it."""
+    """One model of `GET /v1/models`, as vLLM describes it. `max_model_len` is its context in tokens; a LoRA adapter
+    has its folder as `root` and its base as `parent`."""
 
     id: str
     created: int
     max_model_len: int
+    root: str
+    parent: str | None = None
     object: str = "model"
     owned_by: str = "callboard"
 
@@ -377,6 +380,7 @@ class HealthPrefixCache(Struct):
     ssd_limit: int
     queued_bytes: int
     faults: int
+    yielded_bytes: int
 
 
 class HealthEngine(Struct):

@@ -111,6 +111,8 @@ class ServeSettings(msgspec.Struct, frozen=True):
     ssd_cache_max_gb: float | None = None
     ssd_write_mbps: float = 200.0
     flush_timeout: float = 20.0
+    adapter_path: list[str] = []
+    max_loras: int = 8
     log_steps: bool = False
     timeout: float = 600.0
     drain_timeout: float = 30.0
@@ -187,6 +189,10 @@ OPTIONS: dict[str, Option] = {
     ),
     "ssd_write_mbps": Option(_number(float, 1, 1e6), "MBPS", "write at most so many MB per second to the SSD"),
     "flush_timeout": Option(_number(float, 0, 1e6), "S", "seconds a stop may take to write prefixes to the SSD"),
+    "adapter_path": Option(
+        _list, "NAME=PATH", "folder of a LoRA adapter, which is asked for as model NAME; may be given several times"
+    ),
+    "max_loras": Option(_number(int, 1, 1024), "N", "LoRA adapters in memory, and in one batch, at the same time"),
     "log_steps": Option(_boolean, "BOOL", "log what the scheduler decides in each step"),
     "timeout": Option(_number(float, 0.001, 1e9), "S", "seconds a request may take at most"),
     "drain_timeout": Option(_number(float, 0, 1e9), "S", "seconds running requests may take after SIGTERM"),

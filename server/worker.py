@@ -74,7 +74,7 @@ class Worker:
         self._server = HttpServer(
             uvicorn.Config(
                 make_app(self._backend, options),
-                http=http_connection(options.max_header_bytes, options.idle_timeout),
+                http=http_connection(options.max_header_bytes, options.idle_timeout, options.body_timeout),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -9,12 +9,14 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import structlog
 import zmq
 
 from actors import grammars
+from actors.adapter_files import read_adapter
 from actors.base import Actor, StartError
 from actors.engine import memory, penalties, weights
 from actors.engine.block_cuts import PackedBlock
@@ -79,13 +81,16 @@ class EngineActor(Actor):
                 config.trust_remote_code,
                 config.kv_bits,
                 config.kv_group_size,
+                [read_adapter(name, Path(folder)) for name, folder in config.adapters.items()],
+                config.max_loras,
             )
-        except ModelError as error:
+        except (ModelError, ValueError) as error:
             raise StartError(str(error)) from error
         memory.set_limits(config.max_num_seqs, model.vocab_size)
         free = memory.cache_budget(config.memory_limit, config.max_num_seqs, model.vocab_size)
-        prefixes = self._opening.memory_bytes(free) if model.block_layout is not None else 0
-        budget = free - prefixes
+        if model.block_layout is not None:
+            self._opening.set_memory(free)
+        budget = free - self._opening.queue_bytes
         limits = Limits(
             config.max_num_seqs,
             config.max_num_batched_tokens,
@@ -96,7 +101,7 @@ class EngineActor(Actor):
         if budget < limits.admission_bytes(1):
             raise StartError(
                 f"with its memory limit the engine has {budget >> 20} MB left for keys and values once "
-                f"{config.model_name} is loaded; raise --memory-limit, lower --cache-memory-mb, or take a smaller model"
+                f"{config.model_name} is loaded; raise --memory-limit, or take a smaller model"
             )
         weights.prepare()
         penalties.prepare()
@@ -107,11 +112,13 @@ class EngineActor(Actor):
             log.warning("rows run one at a time: their caches can't be batched", caches=model.cache_kinds)
         elif not model.batches_prefill:
             log.info("prompts are prefilled one row at a time", caches=model.cache_kinds)
+        if model.adapters is not None:
+            log.info("adapters", names=list(config.adapters), resident=model.adapters.resident)
         log.info("memory", cache_mb=budget >> 20, row_kb_per_token=round(model.row_memory.per_token / 1024, 2))
         self._trail = Trail(self.me.run_dir, self.me.epoch)
         self._store: PrefixStore[PackedBlock] | None = None
+        self._flush_seconds = 0.0
         self._prepare: Callable[[], None] | None = None
-        self._flushes = False
         if config.task != "generate":
             try:
                 self._engine: Engine | PoolEngine = self._pool_engine(model)
@@ -121,7 +128,7 @@ class EngineActor(Actor):
         if config.log_steps:
             log.info("limits", **described(limits, model.row_memory))
         stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
-        self._store = self._opening.open(model.block_layout, prefixes, model.cache_kinds)
+        self._store = self._opening.open(model.block_layout, model.cache_kinds)
         engine = self._engine = Engine(
             model,
             limits,
@@ -165,17 +172,18 @@ class EngineActor(Actor):
             has_chat_template=template,
             created=int((model.files.path / "config.json").stat().st_mtime),
             task=config.task,
+            adapters=config.adapters,
         )
         return endpoint, card
 
     def on_stop(self, order: Stop) -> None:
-        self._flushes = True
+        self._flush_seconds = order.flush
 
     def close(self) -> None:
         self.remove_socket(self._socket)
         if self._store is not None:
-            if self._flushes:
-                flush(self._store, self.config.flush_timeout)
+            if self._flush_seconds:
+                flush(self._store, self._flush_seconds)
             self._store.close()
 
     def stats(self) -> EngineStats:
@@ -234,22 +242,21 @@ class EngineActor(Actor):
             except CodecError as error:
                 self.faults += 1
                 log.error("bad command", error=str(error), faults=self.faults)
+                if frames[0] == self._peer:  # strangers' frames are nobody's loss
+                    self._send_step(Outcome(), unread=True)
 
     def _obey_command(self, peer: bytes, command: EngineCommand) -> None:
         if command.epoch != self.me.epoch or command.streamer < self._streamer:
             return
+        if command.streamer > self._streamer:  # by whatever it says first: an Attach may have been lost
+            self._engine.reset()
+            self._lost.clear()
+            self._traces.clear()
+            self._streamer, self._peer = command.streamer, peer
+            log.info("streamer attached", streamer=command.streamer)
         match command:
-            case Attach(streamer=streamer):
-                if streamer > self._streamer:
-                    self._engine.reset()
-                    self._lost.clear()
-                    self._traces.clear()
-                self._streamer = streamer
+            case Attach():
                 self._peer = peer
-                log.info("streamer attached", streamer=streamer)
-            case Submit() | Abort() if command.streamer != self._streamer:
-                self.faults += 1
-                log.error("a command of a streamer that never attached", streamer=command.streamer)
             case Submit(rid=rid):
                 self._trail.took(rid)
                 if command.trace:
@@ -264,10 +271,10 @@ class EngineActor(Actor):
         self._send_step(outcome)
         self._in_sockets += time.perf_counter() - began
 
-    def _send_step(self, outcome: Outcome) -> None:
+    def _send_step(self, outcome: Outcome, *, unread: bool = False) -> None:
         for rid in self._lost:
             outcome.end(rid, INTERNAL_ERROR, "the engine could not send this row's tokens")
-        if not outcome:
+        if not (outcome or unread):
             return
         stats = self.stats()
         asked = [(rid, outcome.logprobs[rid]) for rid in outcome.rids if rid in outcome.logprobs]
@@ -289,6 +296,7 @@ class EngineActor(Actor):
             cached_tokens=outcome.cached_tokens,
             pooled_rids=list(outcome.pooled),
             pooled=list(outcome.pooled.values()),
+            unread=unread,
             traces=self._traces.take(outcome.rids, time.monotonic(), stats),
         )
         try:

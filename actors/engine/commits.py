@@ -18,7 +18,7 @@ from actors.engine.device import Lane
 from actors.engine.request import Request
 from actors.engine.scheduler import BLOCK
 from cache_store.keys import snapshot_key
-from cache_store.store import PrefixStore
+from cache_store.store import PrefixStore, Tier
 
 log = structlog.get_logger()
 
@@ -50,6 +50,7 @@ class Commits:
         self._interval = interval
         self._cuts: deque[_Cut] = deque()
         self._failed = False
+        self._unpinned = False
 
     def __len__(self) -> int:
         return len(self._cuts)
@@ -117,7 +118,7 @@ class Commits:
     ) -> list[mx.array]:
         if not self._layout.has_blocks:
             return []
-        if prompt and not again and self._store.contains(request.keys(end // BLOCK)[-1]):
+        if prompt and not again and self._in_memory(request.keys(end // BLOCK)[-1]):
             return []
         return self._launch(request, end, lambda: cut(end), snapshot=False, prompt=prompt, again=again)
 
@@ -130,9 +131,13 @@ class Commits:
         prompt: bool = True,
         again: bool = False,
     ) -> list[mx.array]:
-        if prompt and not again and self._store.contains(snapshot_key(request.keys(end // BLOCK)[-1])):
+        if prompt and not again and self._in_memory(snapshot_key(request.keys(end // BLOCK)[-1])):
             return []
         return self._launch(request, end, snap, snapshot=True, prompt=prompt, again=again)
+
+    def _in_memory(self, key: bytes) -> bool:
+        # What is on the SSD alone is computed when reading it doesn't pay, and goes to memory like any other.
+        return self._store.where(key) is Tier.MEMORY
 
     def _launch(
         self,
@@ -177,6 +182,7 @@ class Commits:
             parent, key = key, snapshot_key(key)
         span = ids[cut.end - BLOCK : cut.end]
         self._store.put(key, parent, span.tobytes(), cut.block, urgent=cut.prompt, snapshot=cut.snapshot)
-        if cut.request.pin:
-            self._store.pin([key])
+        if cut.request.pin and not self._store.pin([key]) and not self._unpinned:
+            self._unpinned = True
+            log.warning("warm prompts take more memory than there is for prefixes", at_token=cut.end)
         self._claims.settle(key)

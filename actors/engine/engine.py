@@ -7,6 +7,7 @@ device is launched and read in `turn`.
 import math
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import mlx.core as mx
 import msgspec
@@ -18,6 +19,7 @@ from actors.engine.batch import DecodeBatch, RowLogprobs
 from actors.engine.block_cuts import PackedBlock
 from actors.engine.constraints import Constraints
 from actors.engine.device import Lane
+from actors.engine.memory_guard import MemoryGuard
 from actors.engine.model import Model
 from actors.engine.pace import Pace
 from actors.engine.prefill import Joining, Prefill
@@ -28,7 +30,7 @@ from actors.engine.scheduler import BLOCK, Limits, Plan, Scheduler
 from actors.engine.siblings import Siblings
 from actors.engine.step_log import RecordedScheduler, StepRecord
 from cache_store.store import PrefixStore
-from protocol.errors import INVALID_REQUEST, PROMPT_TOO_LONG
+from protocol.errors import INTERNAL_ERROR, INVALID_REQUEST, MODEL_NOT_FOUND, PROMPT_TOO_LONG
 from protocol.messages import EngineStats, PrefixStats, SamplingParams, Submit
 
 log = structlog.get_logger()
@@ -80,6 +82,8 @@ class Engine:
         # On a CPU forwards of one block are the fastest; elsewhere a chunk is one forward.
         forward_tokens = BLOCK if mx.default_device() == mx.cpu else limits.prefill_step_size
         self._model = model
+        if model.adapters is not None:
+            limits = msgspec.structs.replace(limits, max_loras=model.adapters.slots)
         self._limits = limits
         self._lane = Lane()
         self._pace = Pace(stall_target)
@@ -99,6 +103,7 @@ class Engine:
         self._rejected: list[tuple[int, str, str]] = []
         self._steps = 0
         self._pool = memory.Pool(memory.pool_limit(limits.max_num_seqs, model.vocab_size))
+        self._guard = MemoryGuard(limits.cache_bytes, self._prefix.store if self._prefix else None, self._pool)
         self._prefilled = False
         self._on_plan = on_plan
         self._clock = clock
@@ -117,11 +122,20 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether a turn would do nothing now, and rows wait for the disk alone."""
-        disk = self._prefix is not None and self._prefix.waits_for_disk
+        adapters = self._model.adapters
+        disk = (self._prefix is not None and self._prefix.waits_for_disk) or (adapters is not None and adapters.loading)
         return disk and self._scheduler.idle and not (self._batch.in_flight or self._rejected)
 
     def _hold(self, rid: int) -> bool:
         request = self._requests[rid]
+        adapters = self._model.adapters
+        if adapters is not None and not adapters.ready(request.adapter):
+            return True
+        return self._hold_for_prefix(request)
+
+    def _hold_for_prefix(self, request: Request) -> bool:
+        if self._model.adapters is not None:
+            request.digest = self._model.adapters.digest(request.adapter)
         if self._prefix is not None and self._prefix.begin(request):
             return True
         request.cached_told = True  # what it finds after it was parked, it has computed itself
@@ -154,7 +168,7 @@ class Engine:
             decoded=self._decoded_tokens,
             parked=scheduler.parkings,
             cache=self._batch.nbytes,
-            prefix=self._prefix.stats() if self._prefix is not None else PrefixStats(),
+            prefix=self._prefix.stats(self._guard.yielded) if self._prefix is not None else PrefixStats(),
         )
 
     def submit(self, request: Submit) -> None:
@@ -166,8 +180,11 @@ class Engine:
         if fault := find_fault(request, self._model.vocab_size, self._model.context):
             self._rejected.append((rid, INVALID_REQUEST, fault))
             return
+        if request.adapter and (self._model.adapters is None or request.adapter not in self._model.adapters):
+            self._rejected.append((rid, MODEL_NOT_FOUND, f"there is no adapter {request.adapter!r} here"))
+            return
         ids = np.frombuffer(request.ids, "<u4").astype(np.uint32)
-        if not self._scheduler.fits(len(ids)):
+        if not self._fits(len(ids)):
             self._rejected.append((rid, PROMPT_TOO_LONG, self._too_large(len(ids))))
             return
         params = request.params or SamplingParams()
@@ -192,6 +209,7 @@ class Engine:
             priority=request.priority,
             turn=request.turn,
             pin=request.warm,
+            adapter=request.adapter,
         )
         if constrained:
             self._constraints.build(request, stops, ids[request.prompt_tokens :].tolist())
@@ -210,9 +228,7 @@ class Engine:
         self._add(row)
 
     def _add(self, row: Request) -> None:
-        self._scheduler.add(
-            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority, turn=row.turn
-        )
+        self._scheduler.add(row.rid, len(row.ids), row.budget, **_queued_as(row))
 
     def _enter_built(self, outcome: Outcome) -> None:
         """Queue the rows whose grammars are ready."""
@@ -252,6 +268,7 @@ class Engine:
                 if now:
                     caches = group.row_caches(place)
                     joined.append(Joining([row.row() for row in now], [caches] * len(now), False, False))
+                    self._use_adapters(row.rid for row in now)
                 for row in now:
                     outcome.admitted.append(row.rid)
                     row.share_prefix(self._requests[leader.rid])
@@ -263,27 +280,48 @@ class Engine:
                     if row not in now:
                         self._add(row)
         if joined:
-            self._batch.keep_within(self._limits.cache_bytes - taken)
+            self._share_memory(taken)
         return joined
 
+    def _share_memory(self, prefill_bytes: int) -> None:
+        """Make room for the rows as they are planned; spare slots of the batch may take what blocks leave."""
+        blocks = self._guard.make_room(self._scheduler.planned_bytes)
+        self._batch.keep_within(self._limits.cache_bytes - prefill_bytes - blocks)
+
     def _add_running(self, row: Request) -> bool:
-        return self._scheduler.add_running(
-            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority, turn=row.turn
-        )
+        return self._scheduler.add_running(row.rid, len(row.ids), row.budget, **_queued_as(row))
+
+    def _enter_with_adapters(self, outcome: Outcome) -> None:
+        """Let rows go on whose adapters have been read."""
+        adapters = self._model.adapters
+        if adapters is None or not adapters.any_arrived:
+            return
+        self._lane.wait()
+        for rids, fault in adapters.arrived():
+            for rid in rids:
+                if fault and rid in self._requests:
+                    self._scheduler.abort([rid])
+                    self._forget(rid)
+                    outcome.end(rid, INTERNAL_ERROR, fault)
+                elif rid in self._requests and not self._hold_for_prefix(self._requests[rid]):
+                    self._scheduler.go_on(rid, 0)
 
     def _budget(self, length: int, wanted: int) -> int:
         """Tokens that a row may generate: not beyond the context, nor beyond all memory."""
         budget = min(wanted, self._model.context - length)
-        if self._scheduler.fits(length + budget):
+        if self._fits(length + budget):
             return budget
         low, high = 1, budget
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._scheduler.fits(length + middle) else (low, middle - 1)
+            low, high = (middle, high) if self._fits(length + middle) else (low, middle - 1)
         return low
 
+    def _fits(self, length: int) -> bool:
+        return self._scheduler.fits(length, self._guard.pinned_bytes)
+
     def _too_large(self, length: int) -> str:
-        needed, limit = self._limits.admission_bytes(length), self._limits.cache_bytes
+        needed, limit = self._limits.admission_bytes(length), self._limits.cache_bytes - self._guard.pinned_bytes
         return (
             f"the prompt of {length} tokens needs {needed / 1e6:.0f} MB for its keys and values, and all "
             f"requests together may take {limit / 1e6:.0f} MB; shorten it, or raise --memory-limit"
@@ -309,6 +347,8 @@ class Engine:
         self._batch.clear()
         if self._prefix is not None:
             self._prefix.clear()
+        if self._model.adapters is not None:
+            self._model.adapters.clear()
         self._resets += 1
 
     def turn(self, deliver: Callable[[Outcome], None]) -> None:
@@ -323,6 +363,7 @@ class Engine:
             outcome.end(rid, code, fault)
         self._rejected.clear()
         self._enter_built(outcome)
+        self._enter_with_adapters(outcome)
 
         spent = 0.0
         if self._prefix is not None:
@@ -336,19 +377,22 @@ class Engine:
                 if self._resets != resets:
                     return  # there was nobody to deliver to, and this turn's rows are gone
             spent += self._prefix.restoring
-        running_bytes = self._batch.needed(self._scheduler.leaving)
+            for rid, priority in self._prefix.waited_for():
+                self._scheduler.lift(rid, priority)
+        running_bytes = self._batch.needed(self._scheduler.leaving) + self._guard.pinned_bytes
         plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running, spent), running_bytes)
         if self._on_plan is not None:
             self._on_plan(plan)
         outcome.admitted = plan.admit
         self._prefill.remove(plan.drop)
         self._batch.remove(plan.drop)
-        self._batch.keep_within(self._limits.cache_bytes - plan.prefill_bytes)
         if self._prefix is not None:
             again = set(plan.admit)
             self._prefix.release(rid for rid in plan.drop if rid not in again)
+        self._share_memory(plan.prefill_bytes)
         for rid in plan.admit:
             self._prefill.add(self._requests[rid].row())
+        self._swap_adapters(plan)
         step_before = self._batch.in_flight > 0
         began = 0.0
         for _ in self._prefill.run(plan.chunks):
@@ -388,6 +432,16 @@ class Engine:
         self._delivering = 0.0
         self._pass_on(outcome, deliver)
         self._delivering = 0.0
+
+    def _swap_adapters(self, plan: Plan) -> None:
+        if self._model.adapters is not None:
+            again = set(plan.admit)
+            self._model.adapters.release(rid for rid in plan.drop if rid not in again)
+            self._use_adapters(plan.admit)
+
+    def _use_adapters(self, rids: Iterable[int]) -> None:
+        if self._model.adapters is not None:
+            self._model.adapters.begin((rid, self._requests[rid].adapter) for rid in rids)
 
     def _pass_on(self, outcome: Outcome, deliver: Callable[[Outcome], None]) -> Outcome:
         """Deliver what there is; returns what the rest of the turn goes on with."""
@@ -451,6 +505,11 @@ class Engine:
             outcome.end(rid, INVALID_REQUEST, f"the grammar can't be followed any further: {fault}")
             self._scheduler.abort([rid])
             self._forget(rid)
+
+
+def _queued_as(row: Request) -> dict[str, Any]:
+    """How the scheduler is to see a row."""
+    return {"stop_ids": row.ending, "priority": row.priority, "adapter": row.adapter, "turn": row.turn}
 
 
 def row_options(

@@ -83,24 +83,30 @@ class Pool:
         self._limit = limit
         self._age = 0  # turns since it was cleared
         self._used = False
+        self._wanted = False
 
     @property
     def used(self) -> bool:
         """Whether there was a turn since it was cleared."""
         return self._used
 
+    def want_back(self) -> None:
+        """Memory is short: clear it as soon as one that is full would be."""
+        self._wanted = True
+
     def after_turn(self, *, prefilled: bool) -> None:
         """Clear it if that is due."""
         self._age += 1
         self._used = True
-        if clearing_due(self._age, mx.get_cache_memory(), self._limit, prefilled=prefilled):
+        held = self._limit if self._wanted else mx.get_cache_memory()
+        if clearing_due(self._age, held, self._limit, prefilled=prefilled and not self._wanted):
             self.clear()
 
     def clear(self) -> None:
         """Give all of it back."""
         mx.clear_cache()
         self._age = 0
-        self._used = False
+        self._used = self._wanted = False
 
 
 def trim() -> None:

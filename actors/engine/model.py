@@ -4,7 +4,7 @@ Used by the engine process alone, on its one thread. The tokenizer is not loaded
 """
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +14,10 @@ import mlx.core as mx
 import structlog
 from mlx.utils import tree_flatten
 
+from actors.adapter_files import AdapterFiles
+from actors.engine.adapters import Adapters, mixes_rightly
 from actors.engine.block_layout import BlockLayout, block_layout
+from actors.engine.lora import Lora
 from actors.engine.memory import available_for_weights
 from actors.engine.row_memory import RowMemory, row_memory
 from actors.engine.slots import SlotCache, slot_cache
@@ -74,6 +77,7 @@ class Model:
         self.step_bytes = _bytes_read(network)
         self.row_memory = RowMemory()
         self.block_layout: BlockLayout | None = None  # none until a first step, or for a kind that can't be cut
+        self.adapters: Adapters | None = None
 
     def hidden(self, ids: mx.array, caches: list[Cache] | None) -> mx.array:
         """Last hidden states (rows, tokens, width) of `ids` (rows, tokens)."""
@@ -88,8 +92,17 @@ class Model:
         tied: mx.array = self._network.model.embed_tokens.as_linear(states)
         return tied
 
-    def forward(self, ids: mx.array, caches: list[Cache]) -> mx.array:
-        """Logits (rows, tokens, vocabulary) of `ids` (rows, tokens); `caches` take up the new keys and values."""
+    def forward(self, ids: mx.array, caches: list[Cache], rids: Sequence[int] = ()) -> mx.array:
+        """Logits (rows, tokens, vocabulary) of `ids` (rows, tokens); `caches` take up the new keys and values.
+
+        `rids` names the rows, each of which gets its adapter; those of unknown ones get the bare model.
+        """
+        if self.adapters is None:
+            return self._logits(ids, caches)
+        with self.adapters.chosen(rids):
+            return self._logits(ids, caches)
+
+    def _logits(self, ids: mx.array, caches: list[Cache]) -> mx.array:
         logits: mx.array = self._network(ids, cache=caches)
         return logits
 
@@ -143,11 +156,13 @@ def load(
     trust_remote_code: bool = False,
     kv_bits: int | None = None,
     kv_group_size: int = 64,
+    adapters: Sequence[AdapterFiles] = (),
+    max_loras: int = 8,
 ) -> Model:
-    """Load the model in folder `path` and try it.
+    """Load the model in folder `path` and try it. `max_loras` of the `adapters` are in memory at once.
 
     Raises ModelError, with a text for the user, when files are missing or damaged, the architecture or a kind
-    of cache isn't supported, or memory is too small.
+    of cache isn't supported, an adapter doesn't fit, or memory is too small.
     """
     path = Path(path)
     try:
@@ -161,7 +176,28 @@ def load(
     width = try_out(model)
     if not model.vocab_size:
         model.vocab_size = width
+    if adapters:
+        add_adapters(model, adapters, max_loras)
     return model
+
+
+def add_adapters(model: Model, adapters: Sequence[AdapterFiles], max_loras: int) -> None:
+    """Let rows use these adapters, and try the first one. Raises ModelError."""
+    try:
+        lora = Lora(model._network, adapters, min(max_loras, len(adapters)))
+        model.adapters = Adapters(lora, adapters)
+        model.adapters.preload()
+    except (OSError, ValueError) as error:
+        raise ModelError(str(error)) from error
+    try:
+        right = mixes_rightly(model.adapters, lambda ids, rids: model.forward(ids, model.new_caches(), rids))
+    except Exception as error:
+        raise ModelError(f"{model.files.path} loads, but a step with an adapter fails: {error}") from error
+    if not right:
+        raise ModelError(
+            f"adapters can't be served with {model.files.model_type}: in one batch with others, a row doesn't get what "
+            "it gets alone; make one model of an adapter and its base with `mlx_lm.fuse`, and serve that"
+        )
 
 
 def _check_memory(path: Path) -> None:

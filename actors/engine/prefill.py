@@ -150,7 +150,7 @@ class Prefill:
                 cache.finalize()  # an empty recurrent cache comes out of a merge with padding of none to mask
                 if any(padding):
                     cache.prepare(lengths=lengths, right_padding=padding)
-        yield from self._forward(ids, caches)
+        yield from self._forward(ids, caches, [row.rid for row in rows])
         cuts = []
         if not plain:
             for cache in caches:
@@ -172,14 +172,14 @@ class Prefill:
         start, last = chunk.start, chunk.start + chunk.tokens
         while start < last:
             end = forward_end(start, last, self._forward_tokens, stops)
-            self._model.forward(mx.array(ids[None, start:end]), caches)
+            self._model.forward(mx.array(ids[None, start:end]), caches, [chunk.rid])
             cuts = self._cutter.of_row(chunk.rid, caches, start, end) if self._cutter is not None else []
             start = end
             # Each forward is launched by itself: as one graph all of them would hold their memory together.
             self._lane.dispatch([cuts, [cache.state for cache in caches]])
             yield
 
-    def _forward(self, ids: Ids, caches: list[Cache]) -> Iterator[None]:
+    def _forward(self, ids: Ids, caches: list[Cache], rids: list[int]) -> Iterator[None]:
         # Several rows fill the device with fewer tokens of each, and what lies between the layers stays in cache.
         rows, total = ids.shape
         tokens = total  # what is padded is masked rightly in the first forward alone, of states that are recurrent
@@ -190,7 +190,7 @@ class Prefill:
         while start < total:
             # Not one token of several rows at the end: mlx-lm's batched windows take that for a decode step.
             end = total if rows > 1 and total - start == tokens + 1 else start + tokens
-            self._model.forward(mx.array(ids[:, start:end]), caches)
+            self._model.forward(mx.array(ids[:, start:end]), caches, rids)
             start = end
             self._lane.dispatch([cache.state for cache in caches])
             yield

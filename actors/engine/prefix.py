@@ -31,6 +31,7 @@ SNAPSHOT_INTERVAL = 2048  # tokens
 PATIENCE_S = 2.0  # how long a row waits for the next block of another at least …
 PATIENCE_BLOCKS = 8  # … and as long as so many blocks take at the speed of prefill
 LOAD_TRIES = 2  # after so many failed loads a row uses what is in memory
+SLOW_DISK_REST_S = 30.0  # a disk that was too slow to read from is measured again after so long
 FIRST_SPEED = 1e9  # bytes per second that a restore copies, before one was measured
 FULL_WEIGHT = 8 << 20  # bytes that tell the speed
 
@@ -98,15 +99,18 @@ class PrefixCache:
         self._restoring: dict[int, tuple[Request, Restoring]] = {}
         self._waiting: dict[int, _Waiter] = {}
         self._tries: dict[int, int] = {}
+        self._loading_since: dict[int, float] = {}
+        self._slow_disk_tried = -SLOW_DISK_REST_S
         self._orphans: list[Restoring] = []
+        self._lifts: dict[int, int] = {}
 
     @property
     def waits_for_disk(self) -> bool:
         """Whether rows wait, and for nothing but the SSD."""
         return bool(self._restoring) and all(row.phase is Phase.LOADING for _, row in self._restoring.values())
 
-    def stats(self) -> PrefixStats:
-        """Figures since the start."""
+    def stats(self, yielded: int) -> PrefixStats:
+        """Figures since the start; `yielded` bytes were let go for rows."""
         store = self.store.stats()
         return PrefixStats(
             store.memory_hit_tokens,
@@ -121,6 +125,7 @@ class PrefixCache:
             store.ssd.limit_bytes,
             store.ssd.queued_bytes,
             store.ssd.faults,
+            yielded,
         )
 
     def stops(self, length: int) -> list[int]:
@@ -170,6 +175,9 @@ class PrefixCache:
         awaited = self._awaited(request, found) if patient else []
         if awaited:
             self._waiting[request.rid] = _Waiter(request, awaited, self.claims.changes, self._clock())
+            for key in awaited:
+                if (claimant := self.claims.claimant(key)) is not None:
+                    self._lifts[claimant] = min(self._lifts.get(claimant, request.priority), request.priority)
             return True
         blocks = (len(request.ids) + len(request.generated) - 1) // BLOCK
         self._count(request, found)
@@ -196,6 +204,11 @@ class PrefixCache:
         self._restoring[request.rid] = request, restoring
         return True
 
+    def waited_for(self) -> list[tuple[int, int]]:
+        """Rows that others have begun to wait for, and the first priority among those; each is told once."""
+        lifts, self._lifts = self._lifts, {}
+        return list(lifts.items())
+
     def release(self, rids: Iterable[int]) -> None:
         """These rows are gone, parked or done with their prompts; unknown ones are normal."""
         for rid in rids:
@@ -205,6 +218,7 @@ class PrefixCache:
     def _leave(self, rid: int) -> None:
         self.claims.drop(rid)
         self._waiting.pop(rid, None)
+        self._loading_since.pop(rid, None)
         _, restoring = self._restoring.pop(rid, (None, None))
         if restoring is not None:
             restoring.release()
@@ -214,6 +228,7 @@ class PrefixCache:
     def clear(self) -> None:
         """All rows are gone."""
         self.release([*self._restoring, *self._waiting])
+        self._lifts.clear()
         self.claims.clear()
         self.commits.clear()
 
@@ -247,6 +262,7 @@ class PrefixCache:
                 self.settle()
             if restoring.phase is Phase.READY and rid in self._restoring:
                 del self._restoring[rid]
+                self._loading_since.pop(rid, None)
                 for key in (*restoring.keys, snapshot_key(restoring.keys[-1])):
                     self.claims.settle(key)
                 caches, tokens = restoring.finish()
@@ -255,8 +271,18 @@ class PrefixCache:
                 self._tries[rid] = self._tries.get(rid, 0) + 1
                 if not self.begin(request):
                     ready.append(Ready(rid, None, 0))
+            elif restoring.phase is Phase.LOADING and self._overdue(rid, restoring.tokens):
+                log.info("a row computes a prefix itself that the SSD was slow with", rid=rid)
+                self._tries[rid] = LOAD_TRIES
+                if not self.begin(request):
+                    ready.append(Ready(rid, None, 0))
         if ready:
             yield ready
+
+    def _overdue(self, rid: int, tokens: int) -> bool:
+        """Whether a load has taken as long as computing so many tokens, and longer than any should."""
+        since = self._loading_since.setdefault(rid, self._clock())
+        return self._clock() - since > max(PATIENCE_S, tokens / max(self._speed(), 1e-3))
 
     def _arrays(self, request: Request, restoring: Restoring, budget: int) -> list[mx.array]:
         """The next piece of restoring a row."""
@@ -288,7 +314,13 @@ class PrefixCache:
 
     def _worth_loading(self) -> bool:
         speed = self.store.stats().ssd.read_bytes_per_second
-        return worth_loading(self._layout.block.nbytes, speed, self._speed())
+        if worth_loading(self._layout.block.nbytes, speed, self._speed()):
+            return True
+        now = self._clock()
+        again = now - self._slow_disk_tried >= SLOW_DISK_REST_S
+        if again:
+            self._slow_disk_tried = now
+        return again
 
     def _awaited(self, request: Request, found: Found) -> list[bytes]:
         """What others are about to bring, load from the SSD or compute, and this row would begin from."""

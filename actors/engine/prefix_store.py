@@ -22,6 +22,8 @@ from cache_store.store import PrefixStore
 log = structlog.get_logger()
 
 MEGABYTE = 1 << 20
+QUEUE_BYTES = 256 * MEGABYTE  # of blocks that wait to be written, at most …
+QUEUE_SHARE = 16  # … and this part of the memory for rows and blocks
 WEIGHTS = ("*.safetensors", "config.json", "*.py")
 TOKENIZER = ("tokenizer*", "*.tiktoken", "vocab.*", "merges.txt")
 
@@ -67,21 +69,26 @@ class StoreOpening:
         self._layout: BlockLayout | None = None
         self._hashes: ContentHashes | None = None
         self._ssd: SsdStore | None = None
+        self.memory_bytes = 0  # for blocks, at most
+        self.queue_bytes = 0  # for those among them that have left the memory tier and wait to be written
         self.store: PrefixStore[PackedBlock] | None = None
         if self._wanted and config.ssd_cache and config.ssd_cache_dir:
             memo = Path(config.ssd_cache_dir).parent / "content-hashes.json"
             self._hashes = ContentHashes(Path(config.model_path), memo)
 
-    def memory_bytes(self, free: int) -> int:
-        """Bytes of the memory tier, where `free` are left for it and the rows' caches together."""
+    def set_memory(self, free: int) -> None:
+        """Say how many bytes blocks and rows' caches may take together."""
         config = self._config
         if not self._wanted:
-            return 0
+            return
+        if self._hashes is not None:
+            self.queue_bytes = min(QUEUE_BYTES, free // QUEUE_SHARE)
+            free -= self.queue_bytes
+        self.memory_bytes = int(free * config.cache_memory_percent)
         if config.cache_memory_mb is not None:
-            return min(config.cache_memory_mb * MEGABYTE, free)
-        return int(free * config.cache_memory_percent)
+            self.memory_bytes = min(config.cache_memory_mb * MEGABYTE, free)
 
-    def open(self, layout: BlockLayout | None, memory_bytes: int, kinds: list[str]) -> PrefixStore[PackedBlock] | None:
+    def open(self, layout: BlockLayout | None, kinds: list[str]) -> PrefixStore[PackedBlock] | None:
         """The store; None when prefixes are not to be cached, or the model's caches can't be cut into blocks."""
         config = self._config
         if not self._wanted:
@@ -97,11 +104,12 @@ class StoreOpening:
                 Path(config.ssd_cache_dir),
                 max_bytes=None if gigabytes is None else int(gigabytes * 1e9),
                 write_bytes_per_second=config.ssd_write_mbps * 1e6,
+                queue_bytes=self.queue_bytes,
             )
-        self.store = PrefixStore(memory_bytes=memory_bytes, ssd=self._ssd)
+        self.store = PrefixStore(memory_bytes=self.memory_bytes, ssd=self._ssd)
         log.info(
             "prefix cache",
-            memory_mb=memory_bytes >> 20,
+            memory_mb=self.memory_bytes >> 20,
             block_kb=layout.block.nbytes >> 10,
             snapshot_kb=layout.snapshot.nbytes >> 10,
             ssd=config.ssd_cache_dir if self._ssd is not None else "off",

@@ -15,11 +15,13 @@ class Request:
     """One row. `ids` are its prompt and what it had generated when it was submitted; `salt` parts tenants.
 
     It may generate `budget` tokens until one of `ending`. `cached` tokens of its prompt were found, not computed. Row
-    `like` has the same prompt.
+    `like` has the same prompt. `adapter` is the name of its LoRA adapter, if any, and `digest` a hash of that.
     """
 
     __slots__ = (
+        "_digest",
         "_keys",
+        "adapter",
         "budget",
         "cached",
         "cached_told",
@@ -50,6 +52,7 @@ class Request:
         priority: int = 0,
         turn: int = 0,
         pin: bool = False,
+        adapter: str = "",
     ) -> None:
         self.rid = rid
         self.ids = ids
@@ -62,10 +65,12 @@ class Request:
         self.priority = priority
         self.turn = turn
         self.pin = pin
+        self.adapter = adapter
         self.generated: list[int] = []
         self.cached = 0
         self.cached_told = False
         self._keys: list[bytes] = []
+        self._digest = ""
 
     def all_ids(self) -> Ids:
         """All ids so far."""
@@ -80,17 +85,28 @@ class Request:
 
     def begins_like(self, other: "Request") -> bool:
         """Whether both are at their beginning, and it is the same."""
-        if self.generated or other.generated or self.salt != other.salt:
+        if self.generated or other.generated or (self.salt, self.adapter) != (other.salt, other.adapter):
             return False
         return np.array_equal(self.ids, other.ids)
 
     def share_prefix(self, other: "Request") -> None:
         """It starts from the caches of `other`, which it begins like; what it finds later it has computed itself."""
         self.cached, self.cached_told = other.cached, True
-        self._keys = other._keys
+        self._keys, self._digest = other._keys, other._digest
+
+    @property
+    def digest(self) -> str:
+        """Hash of the adapter as it was loaded for this row; its blocks are those of this very adapter."""
+        return self._digest
+
+    @digest.setter
+    def digest(self, digest: str) -> None:
+        if digest != self._digest:
+            self._digest = digest
+            self._keys = []
 
     def keys(self, blocks: int) -> list[bytes]:
         """Keys of its first `blocks` blocks, of which it has all ids."""
         if len(self._keys) < blocks:
-            self._keys = chain_keys(self.all_ids(), self.salt, known=self._keys)
+            self._keys = chain_keys(self.all_ids(), self.salt, known=self._keys, adapter=self._digest)
         return self._keys[:blocks]

@@ -269,7 +269,7 @@ class RowGroup:
         at = Positions(self._lengths)
         for cache in self._caches:
             cache.step(at)
-        logits = self._model.forward(self._inputs[:, None], list[Cache](self._caches))
+        logits = self._model.forward(self._inputs[:, None], list[Cache](self._caches), self._rids)
         self._lengths[list(self._slots.values())] += 1
         return logits[:, -1, :]
 

@@ -10,9 +10,10 @@ Pure policy: no MLX, no socket, no clock. `actors.engine.engine` calls it on the
 A prefilling row may be held: it keeps its seat while its prefix is restored, or computed for another row, and goes on
 behind the tokens that are in its caches then.
 
-Waiting rows are admitted by priority, then by the turn that the streamer gave them, then by age. Of an engine turn's
-prompt tokens the first of the prefilling rows gets half at least, the others go to those that are closest to their end,
-so that a short prompt never waits for a long one.
+Waiting rows are admitted by priority, then by the turn that the streamer gave them, then by age; one whose LoRA adapter
+finds no place is passed by others, but not for ever. Of an engine turn's prompt tokens the first of the prefilling rows
+gets half at least, the others go to those that are closest to their end, so that a short prompt never waits for a long
+one.
 
 Steps are double-buffered: when the tokens of one step are read, the next is on the device already. So a row
 that stops is dropped by the plan after, and what the device computed for it meanwhile is not passed on. A row
@@ -27,6 +28,7 @@ import msgspec
 BLOCK = 256  # a forward over a long prompt ends on the next multiple of this at the latest, where a prefix block ends
 FIRST_CHUNK = 512  # prompt tokens of a row's first turn beside running rows; it may double from turn to turn
 MIN_CHUNK = 32  # prompt tokens that a turn computes at least, however slow the model is
+PASSES = 64  # rows with other adapters that may pass one whose adapter finds no place
 PART = 128  # tokens of a block that a chunk may end with, where it can't end on a border
 
 STOP = "stop"
@@ -46,7 +48,8 @@ def never_held(rid: int) -> bool:
 class Limits(msgspec.Struct, frozen=True):
     """Bounds of one turn. Token counts; a row's last prompt token counts as its first decode step.
 
-    All rows' caches together may take `cache_bytes`; those of a row of n tokens take `row_bytes(n)`.
+    All rows' caches, and what is kept beside them for good, may take `cache_bytes`; those of a row of n tokens take
+    `row_bytes(n)`.
     """
 
     max_num_seqs: int = 256
@@ -54,6 +57,7 @@ class Limits(msgspec.Struct, frozen=True):
     prefill_step_size: int = 2048
     cache_bytes: int = 1 << 62
     row_bytes: Callable[[int], int] = no_bytes
+    max_loras: int = 1 << 30  # adapters of all rows that are prefilling or running
 
     def admission_bytes(self, length: int) -> int:
         """Bytes that a row of so many tokens takes until it runs: its own caches, and beside them a slot of the batch,
@@ -112,6 +116,7 @@ class Taken(NamedTuple):
 
 class _Row:
     __slots__ = (
+        "adapter",
         "age",
         "budget",
         "chunk",
@@ -121,6 +126,7 @@ class _Row:
         "left",
         "length",
         "parked",
+        "passed",
         "priority",
         "read",
         "rid",
@@ -129,9 +135,19 @@ class _Row:
     )
 
     def __init__(
-        self, rid: int, age: int, length: int, budget: int, stop_ids: frozenset[int], priority: int, turn: int
+        self,
+        rid: int,
+        age: int,
+        length: int,
+        budget: int,
+        stop_ids: frozenset[int],
+        priority: int,
+        adapter: str,
+        turn: int,
     ) -> None:
         self.rid = rid
+        self.adapter = adapter
+        self.passed = 0  # rows with other adapters that were admitted instead
         self.age = age
         self.priority = priority
         self.turn = turn
@@ -214,9 +230,14 @@ class Scheduler:
         held = all(row.held_back for row in self._prefilling.values())
         return held and not (self._running or self._drop) and not (self._waiting and self._seats_free())
 
-    def fits(self, length: int) -> bool:
-        """Whether a row of so many tokens can ever be admitted."""
-        return self._limits.admission_bytes(length) <= self._limits.cache_bytes
+    @property
+    def planned_bytes(self) -> int:
+        """What the rows of the last plan, those added since, and what is kept beside them take in its turn."""
+        return self._planned_bytes
+
+    def fits(self, length: int, kept_bytes: int = 0) -> bool:
+        """Whether a row of so many tokens can ever be admitted beside what is kept for good."""
+        return self._limits.admission_bytes(length) + kept_bytes <= self._limits.cache_bytes
 
     def add(
         self,
@@ -226,23 +247,27 @@ class Scheduler:
         *,
         stop_ids: frozenset[int] = frozenset(),
         priority: int = 0,
+        adapter: str = "",
         turn: int = 0,
     ) -> None:
         """Queue a row of `length` ids that may generate `budget` more, until one of `stop_ids`.
 
-        A lower `priority` goes first; of equal ones a lower `turn`.
+        A lower `priority` goes first; of equal ones a lower `turn`. `adapter` names the LoRA adapter that it is
+        computed with.
 
         Raises ValueError for a rid that is in use and for a length or budget below 1.
         """
-        self._waiting[rid] = self._new_row(rid, length, budget, stop_ids, priority, turn)
+        self._waiting[rid] = self._new_row(rid, length, budget, stop_ids, priority, adapter, turn)
 
-    def _new_row(self, rid: int, length: int, budget: int, stop_ids: frozenset[int], priority: int, turn: int) -> _Row:
+    def _new_row(
+        self, rid: int, length: int, budget: int, stop_ids: frozenset[int], priority: int, adapter: str, turn: int
+    ) -> _Row:
         if rid in self:
             raise ValueError(f"row {rid} is in use")
         if length < 1 or budget < 1:
             raise ValueError(f"a row needs ids and a budget, not {length} and {budget}")
         self._ages += 1
-        return _Row(rid, self._ages, length, budget, stop_ids, priority, turn)
+        return _Row(rid, self._ages, length, budget, stop_ids, priority, adapter, turn)
 
     def computing(self, rid: int) -> bool:
         """Whether a row is on its way to its first step."""
@@ -256,18 +281,26 @@ class Scheduler:
         *,
         stop_ids: frozenset[int] = frozenset(),
         priority: int = 0,
+        adapter: str = "",
         turn: int = 0,
     ) -> bool:
-        """Add a row like `add`, but one whose ids are computed and that joins the step of the last plan. Returns
-        False, and adds nothing, when there is no seat or memory for it."""
+        """Add a row like `add`, but one whose ids are computed and that joins the step of the last plan, beside a row
+        with the same adapter. Returns False, and adds nothing, when there is no seat or memory for it."""
         needs = self._limits.row_bytes(length + BLOCK)
         if not self._seats_free() or self._planned_bytes + needs > self._limits.cache_bytes:
             return False
-        row = self._new_row(rid, length, budget, stop_ids, priority, turn)
+        row = self._new_row(rid, length, budget, stop_ids, priority, adapter, turn)
         row.computed = length - 1
         self._place(row, True)
         self._planned_bytes += needs
         return True
+
+    def lift(self, rid: int, priority: int) -> None:
+        """A row of `priority` waits for what this one computes, which goes no later than that one would from now on.
+        Rows that are gone are normal."""
+        row = self._prefilling.get(rid)
+        if row is not None:
+            row.priority = min(row.priority, priority)
 
     def abort(self, rids: Iterable[int]) -> None:
         """Forget these rows, wherever they are; unknown ones are normal."""
@@ -296,7 +329,7 @@ class Scheduler:
 
         `prefill_tokens` bounds the prompt tokens of this turn (how many fit the time it may take). It is
         raised to MIN_CHUNK, so that admissions always go on. `running_bytes` is what the batch needs for this turn's
-        step of the rows that run now.
+        step of the rows that run now, and what is kept beside the rows for good.
         """
         drop, self._drop = self._drop, []
         parked, running_bytes = self._park(running_bytes)
@@ -334,15 +367,27 @@ class Scheduler:
             return admitted
         used = running_bytes + self._prefill_bytes
         size = self._limits.row_bytes
+        adapters = {row.adapter for row in (*self._prefilling.values(), *self._running.values())} - {""}
+        stuck: _Row | None = None  # the first whose adapter finds no place
         for row in sorted(self._waiting.values(), key=lambda row: row.rank):
             if not self._seats_free():
                 break
             if row.launched > row.read:
                 continue  # parked a moment ago: its last token is still in flight
+            if row.adapter:
+                if stuck is not None and stuck.passed >= PASSES:
+                    continue
+                if row.adapter not in adapters and len(adapters) >= self._limits.max_loras:
+                    stuck = stuck or row
+                    continue
             needs = self._limits.admission_bytes(row.length + row.read)
             spare = 2 * len(self._running) * (size(2 * BLOCK) - size(BLOCK)) if row.parked else 0
             if used + needs + spare > self._limits.cache_bytes and (self._prefilling or self._running):
                 break  # the row stays first in the queue
+            if row.adapter:
+                adapters.add(row.adapter)
+                if stuck is not None:
+                    stuck.passed += 1
             if row.parked:
                 row.unpark()
             del self._waiting[row.rid]
@@ -428,7 +473,7 @@ class _Turn:
         self.join: list[int] = []
         self.decode = decode
         self._batched = limits.max_num_batched_tokens - decode
-        self._prefill = prefill_tokens
+        self._prefill = min(prefill_tokens, self._batched)
         self._step = limits.prefill_step_size
         self._beside_others = decode > 0
 

@@ -85,7 +85,7 @@ class SoloRow:
     def forward(self) -> mx.array:
         """Build the logits of one decode step, (1, vocabulary); `draw` must follow."""
         self._length += 1
-        return self._model.forward(self._inputs[:, None], self._caches)[:, -1, :]
+        return self._model.forward(self._inputs[:, None], self._caches, [self._rid])[:, -1, :]
 
     def draw(self, logits: mx.array, allowed: mx.array | None = None) -> Drawn:
         """Build the draw of the step whose logits these are."""

@@ -22,6 +22,7 @@ class Added(msgspec.Struct, frozen=True, array_like=True, tag=True):
     budget: int
     stop_ids: list[int]
     priority: int
+    adapter: str = ""
     turn: int = 0
 
 
@@ -33,6 +34,7 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
     budget: int
     stop_ids: list[int]
     priority: int
+    adapter: str = ""
     turn: int = 0
 
 
@@ -56,7 +58,14 @@ class WentOn(msgspec.Struct, frozen=True, array_like=True, tag=True):
     computed: int
 
 
-Told = Added | Joined | Aborted | TakenIn | WentOn
+class Lifted(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A row got the priority of one that waits for it."""
+
+    rid: int
+    priority: int
+
+
+Told = Added | Joined | Aborted | TakenIn | WentOn | Lifted
 
 
 class StepRecord(msgspec.Struct, frozen=True):
@@ -98,6 +107,11 @@ class RecordedScheduler(Scheduler):
         self._told.append(WentOn(rid, computed))
         super().go_on(rid, computed)
 
+    def lift(self, rid: int, priority: int) -> None:
+        """See `Scheduler.lift`."""
+        self._told.append(Lifted(rid, priority))
+        super().lift(rid, priority)
+
     def add(
         self,
         rid: int,
@@ -106,11 +120,12 @@ class RecordedScheduler(Scheduler):
         *,
         stop_ids: frozenset[int] = frozenset(),
         priority: int = 0,
+        adapter: str = "",
         turn: int = 0,
     ) -> None:
         """See `Scheduler.add`."""
-        super().add(rid, length, budget, stop_ids=stop_ids, priority=priority, turn=turn)
-        self._told.append(Added(rid, length, budget, sorted(stop_ids), priority, turn))
+        super().add(rid, length, budget, stop_ids=stop_ids, priority=priority, adapter=adapter, turn=turn)
+        self._told.append(Added(rid, length, budget, sorted(stop_ids), priority, adapter, turn))
 
     def add_running(
         self,
@@ -120,12 +135,15 @@ class RecordedScheduler(Scheduler):
         *,
         stop_ids: frozenset[int] = frozenset(),
         priority: int = 0,
+        adapter: str = "",
         turn: int = 0,
     ) -> bool:
         """See `Scheduler.add_running`. Only what changes something is recorded."""
-        joined = super().add_running(rid, length, budget, stop_ids=stop_ids, priority=priority, turn=turn)
+        joined = super().add_running(
+            rid, length, budget, stop_ids=stop_ids, priority=priority, adapter=adapter, turn=turn
+        )
         if joined:
-            self._told.append(Joined(rid, length, budget, sorted(stop_ids), priority, turn))
+            self._told.append(Joined(rid, length, budget, sorted(stop_ids), priority, adapter, turn))
         return joined
 
     def abort(self, rids: Iterable[int]) -> None:
@@ -187,7 +205,9 @@ class Replay:
                 scheduler.take(told.rids, told.tokens)
             case WentOn():
                 scheduler.go_on(told.rid, told.computed)
+            case Lifted():
+                scheduler.lift(told.rid, told.priority)
 
 
 def _rank(told: Added | Joined) -> dict[str, Any]:
-    return {"stop_ids": frozenset(told.stop_ids), "priority": told.priority, "turn": told.turn}
+    return {"stop_ids": frozenset(told.stop_ids), "priority": told.priority, "adapter": told.adapter, "turn": told.turn}

@@ -130,7 +130,7 @@ class StreamerActor(Actor):
         self._aborts: list[int] = []
         self._admission = Admission(self.config.max_num_seqs, self.config.max_waiting)
         self._tokenizers = TokenizerPool(self)
-        self._engine = EngineLink(self, self._on_step)
+        self._engine = EngineLink(self, self._on_step, self._on_broken_link)
         self._recovery = Recovery(self.config.max_num_seqs)
         self._turns = Turns()
         self._told: EngineUse | None = None
@@ -283,6 +283,11 @@ class StreamerActor(Actor):
             self._told = None
             self._submit_due()
 
+    def _on_broken_link(self, why: str) -> None:
+        self._aborts.clear()
+        self.control.report(EngineUse(self._engine.epoch, self._recovery.stepped, self._recovery.suspicious, why))
+        self._recovery.engine_down(planned=True)
+
     def on_drain(self, order: Drain) -> None:
         self._draining = True
 
@@ -332,7 +337,7 @@ class StreamerActor(Actor):
         self._clients.send(identity, Welcome(PROTOCOL_VERSION, self._incarnation, WINDOW, self._models()))
 
     def _models(self) -> list[ModelCard]:
-        return [self._card] if self._card is not None else []
+        return self._card.all() if self._card is not None else []
 
     def _answer(self, client: ClientConnection, message: ClientMessage) -> None:
         match message:
@@ -401,6 +406,7 @@ class StreamerActor(Actor):
                 now=now,
                 choice=choice,
                 like=first if choice else 0,
+                adapter=request.model if request.model in self.config.adapters else "",
             )
             self._streams[stream.rid] = stream
             client.streams[ref] = stream.rid
@@ -438,8 +444,9 @@ class StreamerActor(Actor):
             return errors.INVALID_REQUEST, str(error), error.param
         if self.config.task != "generate":
             return errors.INVALID_REQUEST, f"{self.config.model_name} was started to {self.config.task} texts", "model"
-        if request.model not in ("", self.config.model_name):
-            text = f"the model {request.model!r} is not served here; use {self.config.model_name!r}"
+        if request.model not in ("", self.config.model_name, *self.config.adapters):
+            names = ", ".join(map(repr, (self.config.model_name, *self.config.adapters)))
+            text = f"the model {request.model!r} is not served here; use {names}"
             return errors.MODEL_NOT_FOUND, text, "model"
         if self._draining:
             return errors.DRAINING, "the server is shutting down", ""

@@ -1,6 +1,7 @@
 """The streamer's way to the engine: one socket per engine incarnation, with the epoch checked on every message.
 
-Owned by the streamer's one thread.
+Owned by the streamer's one thread. A frame from the engine that can't be read breaks the link for good: what was in it
+is lost, so nothing that follows may be read. The engine is then to be replaced, and the streams go on with another.
 """
 
 from collections.abc import Callable
@@ -25,11 +26,13 @@ class Loss(Enum):
 
 
 class EngineLink:
-    """Connection to the current engine, if there is one. `on_step` gets every step that belongs to us."""
+    """Connection to the current engine, if there is one. `on_step` gets every step that belongs to us, `on_broken` is
+    called with the reason when the link to the engine `epoch` is broken."""
 
-    def __init__(self, actor: Actor, on_step: Callable[[Step], None]) -> None:
+    def __init__(self, actor: Actor, on_step: Callable[[Step], None], on_broken: Callable[[str], None]) -> None:
         self._actor = actor
         self._on_step = on_step
+        self._on_broken = on_broken
         self._socket: Socket | None = None
         self.epoch = 0
 
@@ -54,7 +57,7 @@ class EngineLink:
     def found(self, actors: list[ActorState]) -> bool:
         """Attach to an engine that is ready when we have none. True when there is one now that wasn't before."""
         current = next((a for a in actors if a.role == "engine" and a.state == "ready"), None)
-        if self._socket is not None or current is None:
+        if self._socket is not None or current is None or current.epoch == self.epoch:
             return False
         self.epoch = current.epoch
         self._socket = connect_dealer(self._actor.context, current.endpoint)
@@ -90,7 +93,32 @@ class EngineLink:
             try:
                 step = step_codec.decode(frame)
             except CodecError as error:
-                log.error("bad step from the engine", error=str(error))
+                self._break(f"the engine sent a step that can't be read: {error}")
+                return
+            if step.epoch != self.epoch or step.streamer != self._actor.me.epoch:
                 continue
-            if step.epoch == self.epoch and step.streamer == self._actor.me.epoch:
-                self._on_step(step)
+            if fault := fault_of(step):
+                self._break(fault)
+                return
+            self._on_step(step)
+
+    def _break(self, why: str) -> None:
+        log.error("the link to the engine is broken", why=why, epoch=self.epoch)
+        self.close()
+        self._on_broken(why)
+
+
+def fault_of(step: Step) -> str:
+    """Why a step that could be decoded can't be used, "" for nothing."""
+    if step.unread:
+        return "the engine could not read a command"
+    columns = (
+        (len(step.tokens), 4 * len(step.rids)),
+        (len(step.reasons), len(step.ended)),
+        (len(step.cached_tokens), len(step.cached_rids)),
+        (len(step.pooled), len(step.pooled_rids)),
+        (len(step.logprobs), len(step.logprob_rids)),
+        (len(step.top_ids), len(step.logprob_rids)),
+        (len(step.top_logprobs), len(step.logprob_rids)),
+    )
+    return "" if all(a == b for a, b in columns) else "the engine sent a step whose columns don't match"

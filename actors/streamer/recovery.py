@@ -12,15 +12,24 @@ on trial, or to the only suspect there was; a stream charged twice is poison, an
 To halve the time of many trials, the next suspect follows already when the one before has been admitted: its prompt is
 then computed beside the other's first step. A death with two on trial is charged to neither; both are tried again
 later, each strictly alone.
+
+A stream may also kill while it decodes, and always at the same place. So one that goes back is near that place until
+it has got `PASSED` tokens, and nobody is tried meanwhile. Streams that were near at `REPEATS` deaths in a row are
+suspects, too: they are tried in groups of about the root of their number, each until it has passed; those of a group
+that dies are tried alone.
 """
 
 from collections.abc import Iterable, Set
+from math import isqrt
 
 POISON = 2  # deaths charged to a stream until it is given up
+PASSED = 4  # tokens after which a stream that went back is beyond the step that the engine died in: one was in flight,
+# and one or two had not reached us
+REPEATS = 2  # deaths in a row near the same place that make a decoding stream a suspect
 
 
 class _Entry:
-    __slots__ = ("admitted", "alone", "charges", "fresh", "priority", "sent", "suspect", "tried")
+    __slots__ = ("admitted", "alone", "charges", "fresh", "priority", "repeats", "sent", "suspect", "tried")
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
@@ -30,6 +39,17 @@ class _Entry:
         self.admitted = False
         self.suspect = False
         self.alone = False  # to be tried with no other suspect beside it
+        self.charges = 0
+        self.repeats = 0  # deaths in a row that it was near
+
+    @property
+    def decoder(self) -> bool:
+        """Whether it is to get so far that it is near no more before it is cleared."""
+        return self.repeats >= REPEATS
+
+    def clear(self) -> None:
+        """It is no suspect any more."""
+        self.suspect = self.alone = False
         self.charges = 0
 
 
@@ -41,10 +61,12 @@ class Recovery:
         self._entries: dict[int, _Entry] = {}
         self._unsent: dict[int, None] = {}
         self._silent: dict[int, None] = {}  # sent, and no token of them yet
+        self._near: dict[int, int] = {}  # sent again: tokens left until they have passed
         self._suspects: dict[int, None] = {}  # of those unsent
         self._trial: dict[int, None] = {}
         self._up = False
         self._stepped = False
+        self._group = 1  # decoding suspects that are tried at once
 
     def __contains__(self, rid: int) -> bool:
         return rid in self._entries
@@ -57,7 +79,7 @@ class Recovery:
     @property
     def suspicious(self) -> bool:
         """Whether a death now could be put down to a stream."""
-        return any(self._entries[rid].fresh for rid in self._silent)
+        return bool(self._trial) or any(self._entries[rid].fresh for rid in self._silent)
 
     @property
     def suspects(self) -> int:
@@ -75,6 +97,7 @@ class Recovery:
         """A stream has ended; one that isn't here is normal."""
         if self._entries.pop(rid, None) is None:
             return
+        self._near.pop(rid, None)
         for group in (self._unsent, self._silent, self._suspects, self._trial):
             group.pop(rid, None)
 
@@ -91,17 +114,27 @@ class Recovery:
 
     def decoded(self, rids: Iterable[int]) -> None:
         """The engine has brought a token for each of these."""
-        if not self._silent and self._stepped:
+        if not self._silent and not self._near and self._stepped:
             return
         for rid in rids:
             self._stepped = True
-            if rid not in self._silent:
+            silent = rid in self._silent
+            if not silent and rid not in self._near:
                 continue
-            del self._silent[rid]
             entry = self._entries[rid]
-            entry.fresh = entry.suspect = entry.alone = False
-            entry.charges = 0
-            self._trial.pop(rid, None)
+            if silent:
+                del self._silent[rid]
+                entry.fresh = False
+                if not entry.decoder:
+                    entry.clear()
+                    self._trial.pop(rid, None)
+            if rid in self._near:
+                self._near[rid] -= 1
+                if not self._near[rid]:
+                    del self._near[rid]
+                    entry.clear()
+                    entry.repeats = 0
+                    self._trial.pop(rid, None)
 
     def due(self) -> list[int]:
         """Streams to submit now; they count as submitted."""
@@ -109,14 +142,14 @@ class Recovery:
             return []
         rids = [rid for rid in self._unsent if self._may_go_back(self._entries[rid])]
         if not rids and self._suspects:
-            suspect = next(iter(self._suspects))
-            if self._may_be_tried(self._entries[suspect]):
-                self._trial[suspect] = None
-                rids = [suspect]
+            rids = self._next_trial()
+            self._trial.update(dict.fromkeys(rids))
         elif not rids and not self._trial:
             rids = list(self._unsent)
         for rid in rids:
             entry = self._entries[rid]
+            if not entry.fresh:
+                self._near[rid] = PASSED
             entry.sent = entry.tried = True
             entry.admitted = False
             del self._unsent[rid]
@@ -124,11 +157,22 @@ class Recovery:
             self._silent[rid] = None
         return rids
 
-    def _may_be_tried(self, suspect: _Entry) -> bool:
-        if not self._trial:
-            return self._stepped or not self._silent
-        (before,) = [self._entries[rid] for rid in self._trial][-1:]
-        return len(self._trial) == 1 and before.admitted and not before.alone and not suspect.alone
+    def _next_trial(self) -> list[int]:
+        """The suspects to be tried next; none while that has to wait."""
+        first = next(iter(self._suspects))
+        suspect = self._entries[first]
+        if self._trial:
+            (before,) = [self._entries[rid] for rid in self._trial][-1:]
+            alone = before.alone or suspect.alone or before.decoder or suspect.decoder
+            return [first] if len(self._trial) == 1 and before.admitted and not alone else []
+        if not self._stepped and self._silent:
+            return []
+        if any(rid not in self._silent or self._entries[rid].admitted for rid in self._near):
+            return []
+        if not suspect.decoder or suspect.alone:
+            return [first]
+        group = [rid for rid in self._suspects if self._entries[rid].decoder and not self._entries[rid].alone]
+        return group[: self._group]
 
     @staticmethod
     def _may_go_back(entry: _Entry) -> bool:
@@ -144,6 +188,7 @@ class Recovery:
             poison = self._blame(trail)
         self._up = self._stepped = False
         self._trial.clear()
+        self._near.clear()
         again = [rid for rid, entry in self._entries.items() if entry.sent]
         for rid in again:
             self._entries[rid].sent = False
@@ -152,19 +197,44 @@ class Recovery:
         for rid in poison:
             self.remove(rid)
         suspects = [rid for rid in self._unsent if self._entries[rid].suspect]
-        # Those that have been charged go last: others are more likely to be innocent.
-        suspects.sort(key=lambda rid: (self._entries[rid].charges, self._entries[rid].alone))
+        # Those that have been charged go last: others are more likely to be innocent. Decoding ones go first, as
+        # nobody else can be judged beside them.
+        suspects.sort(key=self._order)
         self._suspects = dict.fromkeys(suspects)
+        self._group = isqrt(sum(self._entries[rid].decoder for rid in suspects))
         return poison
+
+    def _order(self, rid: int) -> tuple[int, bool, bool]:
+        entry = self._entries[rid]
+        return entry.charges, entry.alone, not entry.decoder
 
     def _blame(self, trail: Set[int] | None) -> list[int]:
         """Mark suspects, and charge the one that can be charged. Returns the poison."""
-        if len(self._trial) == 1:
+        others = [rid for rid in self._near if rid not in self._trial and self._was_at(rid, trail)]
+        for rid in others:
+            entry = self._entries[rid]
+            entry.repeats += 1
+            entry.suspect |= entry.decoder
+        for rid in self._trial:
+            self._entries[rid].repeats += rid in self._near
+        if len(self._trial) == 1 and not others:
             return self._charge(next(iter(self._trial)))
         if self._trial:
             for rid in self._trial:
                 self._entries[rid].alone = True
             return []
+        suspects = self._silent_suspects(trail)
+        for rid in suspects:
+            self._entries[rid].suspect = True
+        suspects += [rid for rid in others if self._entries[rid].suspect and rid not in suspects]
+        return self._charge(suspects[0]) if len(suspects) == 1 and others in ([], suspects) else []
+
+    def _was_at(self, rid: int, trail: Set[int] | None) -> bool:
+        """Whether the dead engine was at a stream that had gone back to it."""
+        return rid not in self._silent or (self._entries[rid].admitted if trail is None else rid in trail)
+
+    def _silent_suspects(self, trail: Set[int] | None) -> list[int]:
+        """Streams that the dead engine had brought no token of, and that may be to blame."""
         suspects: list[int] = []
         unknown: list[int] = []
         for rid in self._silent:
@@ -190,9 +260,7 @@ class Recovery:
         suspects += unknown[:free]
         for rid in unknown[free:]:
             self._entries[rid].tried = False  # it never ran: as good as new
-        for rid in suspects:
-            self._entries[rid].suspect = True
-        return self._charge(suspects[0]) if len(suspects) == 1 else []
+        return suspects
 
     def _charge(self, rid: int) -> list[int]:
         entry = self._entries[rid]

@@ -51,7 +51,7 @@ class Stream:
     """State of one request. Times are seconds of the monotonic clock the actor passes in.
 
     `params` are the request's sampling options, each resolved as `Submit.params` wants them, the seed included.
-    It is choice number `choice` of the request, whose first choice is row `like`.
+    It is choice number `choice` of the request, whose first choice is row `like`; `adapter` is for the engine.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Stream:
         now: float,
         choice: int = 0,
         like: int = 0,
+        adapter: str = "",
     ) -> None:
         self.rid = rid
         self.client = client
@@ -87,6 +88,7 @@ class Stream:
         self._stops = StopMatcher(params.stop) if params.stop else None
         self._logprobs: LogprobColumn | None = None
         self._like = like
+        self._adapter = adapter
         self._thinking: Thinking | None = None
         self._reply: Reply | None = None
         self._reasoning_tokens = 0
@@ -168,6 +170,7 @@ class Stream:
             cache_salt=self._cache_salt,
             thinking=self._thinking,
             like=0 if self.tokens else self._like,
+            adapter=self._adapter,
             turn=self.turn,
             trace=self.trace is not None,
         )

@@ -3,6 +3,8 @@
 Owned by the streamer's one thread. Only a few jobs are in a worker's hands, the rest waits here, so that little
 goes down with a dead worker. Long texts have a lane of their own: a worker does one of them beside its short ones.
 
+When a frame of a worker can't be read, or one of ours by it, all that it has is given to it again: jobs leave no trace.
+
 The texts of a dead worker go to another, or to its successor. Those it was working on may have killed it: each of
 them is then tried on a worker that has nothing else, and one that two workers died of is failed alone.
 """
@@ -31,6 +33,7 @@ LONG_GRAMMAR = 4096  # characters; a longer one can take longer than some millis
 MAX_SHORT = 2  # jobs in a worker's hands: one to work on, one to go on with
 MAX_LONG = 1
 POISON = 2  # workers that may die of a text
+REPEATS = 3  # times a job is given again to the same worker
 
 
 @dataclass(eq=False)
@@ -49,6 +52,7 @@ class Job:
     client: bytes = b""
     wanted: int = 1  # streams that want it
     deaths: int = 0  # of workers that were at it
+    repeats: int = 0  # for frames that could not be read
     cancelled: bool = False
 
     @property
@@ -221,6 +225,16 @@ class TokenizerPool:
         else:
             worker.outstanding[self._numbers] = job
 
+    def _give_again(self, worker: Worker) -> None:
+        """Something was lost between us and this worker; what it still sends of these jobs is dropped."""
+        jobs, worker.outstanding = [*worker.outstanding.values()], {}
+        for job in jobs:
+            job.repeats += 1
+            if job.repeats > REPEATS:
+                self._finish(job, job.failed(TOKENIZER_LOST, "the tokenizer process can't read this text"))
+            elif not job.cancelled:
+                self._give(job, worker)
+
     def _receive(self, worker: Worker) -> None:
         self._receive_last(worker)
         self._dispatch()
@@ -235,6 +249,10 @@ class TokenizerPool:
                 result = result_codec.decode(frame)
             except CodecError as error:
                 log.error("bad result from tokenizer", error=str(error))
+                self._give_again(worker)
+                continue
+            if result.epoch == worker.epoch and not result.job:
+                self._give_again(worker)
                 continue
             job = worker.outstanding.pop(result.job, None) if result.epoch == worker.epoch else None
             if job is not None:

@@ -20,7 +20,8 @@ from actors.model_files import read_model_files
 from actors.tokenizer.text_jobs import TextJobs
 from actors.tokenizer.time_limit import TimeLimit
 from protocol.codec import CodecError, encode, job_codec
-from protocol.messages import ModelCard
+from protocol.errors import INTERNAL_ERROR
+from protocol.messages import Encoded, ModelCard
 from protocol.sockets import bind_router
 
 log = structlog.get_logger()
@@ -83,6 +84,8 @@ class TokenizerActor(Actor):
             job = job_codec.decode(frame)
         except CodecError as error:
             log.error("bad job", error=str(error))
+            unread = Encoded(self.me.epoch, 0, code=INTERNAL_ERROR, message="a job could not be read")
+            self._answer(peer, encode(unread))
             return
         if job.epoch != self.me.epoch:
             return

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import os
 import random
 import shutil
@@ -17,16 +18,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import uvloop
 
 from bench.checks.report import Report
-from bench.harness import ROOT, RunningServer, clean_environment
+from bench.harness import ROOT, RunningServer, clean_environment, wait_until
 from bench.load.outcome import Outcome
 from bench.load.plan import FIRST_PLAIN_ID
 from bench.load.summary import percentile
 from bench.mlx_child import MlxChild
 from protocol import AsyncClient, Client
+from server.cli import main as cli
 
 PLAIN_MARGIN = 1e-4  # of the magnitude: closer than this, two scores are a tie
 TIES = 0.02  # of the streams may end in a tie
@@ -143,16 +146,16 @@ def _settled(server: RunningServer) -> dict[str, Any]:
     return figures[-1]
 
 
-def shared(report: Report, server: RunningServer, *, users: int, tokens: int) -> dict[str, Any]:
-    """Users that arrive at once with one prefix: it is computed once and held once."""
-    stem = ids_of(tokens, "shared")
+def users_at_once(server: RunningServer, *, users: int, tokens: int, salted: bool = False) -> dict[str, Any]:
+    """What so many users with one prefix of `tokens` find, and what that takes; `salted` ones may share nothing."""
+    stem = ids_of(tokens, f"shared {salted}")
 
     async def ask() -> list[int]:
         async with AsyncClient(endpoint=server.endpoint) as client:
             streams = [
                 client.generate(
                     ids=stem + ids_of(30, user), max_tokens=8, temperature=0, ignore_eos=True,
-                    return_ids=True, return_text=False,
+                    return_ids=True, return_text=False, cache_salt=f"user {user}" if salted else "",
                 )
                 for user in range(users)
             ]  # fmt: skip
@@ -167,22 +170,32 @@ def shared(report: Report, server: RunningServer, *, users: int, tokens: int) ->
     with _peak(engine) as peak:
         found = uvloop.run(ask())
     after = _settled(server)
-    computed = after["computed_tokens"] - before["computed_tokens"]
-    held = after["memory_bytes"] - before["memory_bytes"]
-    blocks = after["memory_blocks"] - before["memory_blocks"]
+    return {
+        "cached_tokens": sorted(found),
+        "computed_tokens": after["computed_tokens"] - before["computed_tokens"],
+        "pool_bytes": after["memory_bytes"] - before["memory_bytes"],
+        "blocks": after["memory_blocks"] - before["memory_blocks"],
+        "engine_mib": {"idle": idle >> 20, "peak": peak[0] >> 20},
+    }
+
+
+def shared(report: Report, server: RunningServer, *, users: int, tokens: int) -> dict[str, Any]:
+    """Users that arrive at once with one prefix: it is computed once and held once."""
+    seen = users_at_once(server, users=users, tokens=tokens)
+    found, computed, held = seen["cached_tokens"], seen["computed_tokens"], seen["pool_bytes"]
     once = tokens // 256
-    copies = held / max(blocks, 1) * once * users
-    report.measured("cached_tokens", sorted(found))
+    copies = round(held / max(seen["blocks"], 1) * once * users)
+    report.measured("cached_tokens", found)
     report.measured("computed_tokens", computed)
     report.measured("pool_bytes", held)
-    report.measured("bytes_of_as_many_copies", round(copies))
-    report.measured("engine_memory_mib", {"idle": idle >> 20, "peak": peak[0] >> 20})
+    report.measured("bytes_of_as_many_copies", copies)
+    report.measured("engine_memory_mib", seen["engine_mib"])
     whole = once * 256
-    report.expect(sorted(found) == [0] + [whole] * (users - 1), "one misses, all others find the whole prefix", found)
+    report.expect(found == [0] + [whole] * (users - 1), "one misses, all others find the whole prefix", found)
     most = tokens + users * (30 + tokens % 256)
     report.expect(computed <= most, f"the prefix is computed once: at most {most} tokens", computed)
     report.expect(held <= 0.2 * copies, "the pool holds it once", (held, copies))
-    return {"held": held, "copies": copies, "peak": peak[0], "idle": idle}
+    return seen
 
 
 @contextmanager
@@ -302,11 +315,18 @@ async def _beside(
     return gaps, found, took
 
 
-def same(report: Report, kinds: Sequence[tuple[str, int | None]], *, lengths: Sequence[int], others: int) -> None:
+def same(
+    report: Report,
+    kinds: Sequence[tuple[str, int | None]],
+    *,
+    lengths: Sequence[int],
+    others: int,
+    longest: int = 460,
+) -> None:
     """The same tokens in every way, for every kind of cache; differences only where scores tie."""
     with MlxChild("bench.prefix_engine") as child:
         for kind, window in kinds:
-            result = child.ask(["same", kind, window, list(lengths), others], seconds=500)
+            result = child.ask(["same", kind, window, list(lengths), others, longest], seconds=580)
             name = f"{Path(kind).name}{'' if window is None else f' in windows of {window}'}"
             margin = max(PLAIN_MARGIN, 10 * result["chunking"] if "quantized" in name else 0.0)
             ties = sum(len(found) for found in result["ways"].values())
@@ -370,13 +390,49 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def looked_after(report: Report, server: RunningServer, client: Client, directory: Path, ids: list[int]) -> None:
+    """`callboard cache` says what a running server has, checks and removes it, and the server goes on."""
+
+    def command(*words: str) -> str:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            code = cli(["cache", *words, "--ssd-cache-dir", str(directory)])
+        report.expect(code == 0, f"`callboard cache {' '.join(words)}` finds nothing wrong", said.getvalue())
+        return said.getvalue()
+
+    def blocks() -> int:
+        return len(command("ls", "--lines", "0").splitlines())
+
+    wait_until(lambda: blocks() == server.health()["prefix_cache"]["memory_blocks"], 20.0, "all blocks are written")
+    report.expect(str(blocks()) in command("stats").split(), "the statistics count the blocks")
+    report.expect("All blocks are right" in command("verify"), "all blocks are right")
+    command("prune", "--max-gb", "0")
+    report.expect(blocks() == 0, "pruned to nothing")
+    found = [first_token(client, ids)[1], first_token(client, ids_of(600, "more of it"))[1]]
+    report.expect(found == [1024, 0], "what is in memory stays", found)
+    wait_until(lambda: blocks() == 2, 20.0, "new blocks are written")
+    command("clear")
+    report.expect(blocks() == 0, "cleared")
+
+
 def trouble(report: Report, model: Path) -> None:
-    """The directory is removed while the server runs, and two servers share one: streams go on."""
+    """The directory is looked after with `callboard cache`, then removed, while the server runs, and two servers share
+    one: streams go on. Warm prompts are found by the first who asks."""
     with cache_folder() as folder:
         arguments = ("--ssd-cache-dir", str(folder / "prefix"))
-        with RunningServer(model, *arguments) as server, Client(endpoint=server.endpoint) as client:
+        text = "A story of a cat and a dog. " * 60
+        (folder / "warm.jsonl").write_text(msgspec.json.encode({"prompt": text}).decode())
+        warm = ("--warm-prompts", str(folder / "warm.jsonl"))
+        with RunningServer(model, *arguments, *warm) as server, Client(endpoint=server.endpoint) as client:
+            wait_until(lambda: server.health()["prefix_cache"]["memory_blocks"] > 0 and server.is_idle(), 20.0)
+            stream = client.generate(text + "And then", max_tokens=1)
+            stream.text()
+            assert stream.end is not None
+            found_warm = stream.end.usage.cached_tokens
+            report.expect(found_warm >= 256, "the first request finds the warm prompt", found_warm)
             ids = ids_of(1200, "trouble")
             first_token(client, ids)
+            looked_after(report, server, client, folder / "prefix", ids)
             shutil.rmtree(folder / "prefix", ignore_errors=True)
             found = [first_token(client, ids)[1], first_token(client, ids_of(1200, "more"))[1]]
             report.expect(found == [1024, 0], "with the directory gone requests are served", found)

@@ -15,10 +15,11 @@ from typing import Any
 
 import uvloop
 
+from actors.streamer.recovery import POISON, REPEATS
 from bench.ask import get, post
 from bench.checks.crowds import reached
 from bench.checks.report import Report
-from bench.faults.inject import faults_at
+from bench.faults.inject import RowFault
 from bench.faults.streams import Asked, Stream, compare, running, undisturbed
 from bench.harness import RunningServer
 from protocol import AsyncClient, Client
@@ -41,15 +42,16 @@ def events(server: RunningServer) -> list[dict[str, Any]]:
     return lines
 
 
-def _clock(line: dict[str, Any]) -> float:
+def clock(line: dict[str, Any]) -> float:
+    """When a log line was written, in seconds since 1970."""
     return datetime.fromisoformat(line["timestamp"]).timestamp()
 
 
 def cold_start(server: RunningServer) -> float:
     """Seconds from the start of the first engine to ready, beside the other processes' starts."""
     log = events(server)
-    began = next(_clock(line) for line in log if line["event"] == "BLAS" or line.get("actor") == "engine")
-    return next(_clock(line) for line in log if line["event"] == "ready" and line.get("actor") == "engine") - began
+    began = next(clock(line) for line in log if line["event"] == "BLAS" or line.get("actor") == "engine")
+    return next(clock(line) for line in log if line["event"] == "ready" and line.get("actor") == "engine") - began
 
 
 class Blow:
@@ -228,8 +230,8 @@ def front_deaths(report: Report, server: RunningServer, actor: str, streams: int
 def start_seconds(server: RunningServer, actor: str) -> float:
     """Seconds from the last start of an actor to its readiness."""
     log = [line for line in events(server) if line.get("actor") == actor]
-    began = [_clock(line) for line in log if line["event"] == "actor started"]
-    ready = [_clock(line) for line in log if line["event"] == "ready"]
+    began = [clock(line) for line in log if line["event"] == "actor started"]
+    ready = [clock(line) for line in log if line["event"] == "ready"]
     return max(0.0, ready[-1] - began[-1]) if began and ready else 0.0
 
 
@@ -280,44 +282,69 @@ async def _until_served(server: RunningServer) -> float:
 POISON_IDS = [4242, 4243, 4244, 4245]
 
 
-def poison_environment() -> dict[str, str]:
-    """For a server whose engine crashes at `POISON_IDS`."""
-    return faults_at(("crash", POISON_IDS))
+DECODED_IDS = [4342, 4343, 4344, 4345]
+FATAL_TOKENS = 20  # after so many tokens of its own the second one crashes the engine
+
+
+def poison_faults() -> list[RowFault]:
+    """For a server whose engine crashes at `POISON_IDS`, and while it decodes what follows `DECODED_IDS`."""
+    return [RowFault("crash", POISON_IDS), RowFault("crash", DECODED_IDS, "decode", FATAL_TOKENS)]
 
 
 def poison(report: Report, server: RunningServer, model: Path, *, streams: int, tokens: int) -> None:
     """A request that crashes the engine fails alone after its second crash; those beside it complete."""
-    requests = [Asked(index, tokens) for index in range(streams)]
+    deaths = _poisoned(report, server, model, [Asked(index, tokens) for index in range(streams)], POISON_IDS)
+    report.expect(deaths == 2, "after its second crash", deaths)
+
+
+def decoding_poison(report: Report, server: RunningServer, model: Path, *, streams: int, tokens: int) -> None:
+    """The same of one that crashes it while it decodes, which has to be told from those that decode beside it."""
+    requests = [Asked(streams + index, tokens) for index in range(streams)]
+    deaths = _poisoned(report, server, model, requests, DECODED_IDS)
+    most = 1 + REPEATS + 1 + POISON
+    report.expect(deaths <= most, f"after {most} crashes at most", deaths)
+
+
+def _poisoned(
+    report: Report, server: RunningServer, model: Path, requests: Sequence[Asked], fatal: Sequence[int]
+) -> int:
+    """Deaths of the engine until the request that begins with `fatal` was given up."""
     reference = uvloop.run(undisturbed(server.endpoint, requests))
     earlier = _engine_deaths(server)
-    got, error = uvloop.run(_poison(server, requests))
+    got, error, seconds = uvloop.run(_poison(server, requests, fatal))
     deaths = _engine_deaths(server) - earlier
-    report.measured("engine_deaths", deaths)
-    report.measured("poison_ended_with", error)
-    report.expect("crashed_engine" in error, "the poison request fails, and says why", error)
-    report.expect(deaths == 2, "after its second crash", deaths)
+    what = "prompt" if fatal == POISON_IDS else "tokens"
+    report.measured(f"poisonous {what}: engine_deaths", deaths)
+    report.measured(f"poisonous {what}: ended_with", error)
+    report.measured(f"poisonous {what}: seconds until then", round(seconds, 1))
+    report.expect("crashed_engine" in error, f"poisonous {what}: the request fails, and says why", error)
     errors = [stream.error for stream in got if stream.error]
-    report.expect(not errors, f"the {streams} streams beside it complete", errors[:5])
-    compare(report, model, "the others", reference, got)
+    report.expect(not errors, f"the {len(got)} streams beside it complete", errors[:5])
+    compare(report, model, f"beside the poisonous {what}", reference, got)
+    return deaths
 
 
 def _engine_deaths(server: RunningServer) -> int:
     return sum(line["event"] == "actor died" and line["actor"] == "engine" for line in events(server))
 
 
-async def _poison(server: RunningServer, requests: Sequence[Asked]) -> tuple[list[Stream], str]:
+async def _poison(
+    server: RunningServer, requests: Sequence[Asked], fatal: Sequence[int]
+) -> tuple[list[Stream], str, float]:
     streams = [Stream(asked) for asked in requests]
     async with AsyncClient(endpoint=server.endpoint) as client:
         tasks = [asyncio.create_task(stream.over_zmq(client)) for stream in streams]
         async with running(tasks):
             await reached(lambda: all(stream.times for stream in streams), 60, "every stream has had tokens")
             error = ""
+            began = time.monotonic()
             try:
-                await client.generate(ids=[*POISON_IDS, 1, 2, 3], max_tokens=5).text()
+                await client.generate(ids=[*fatal, 1, 2, 3], max_tokens=3 * FATAL_TOKENS, ignore_eos=True).text()
             except RequestFailed as failure:
                 error = f"{failure.code}: {failure.message}"
+            seconds = time.monotonic() - began
             await asyncio.wait_for(asyncio.gather(*tasks), 120)
-    return streams, error
+    return streams, error, seconds
 
 
 def replaced_on_demand(

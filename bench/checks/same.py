@@ -135,7 +135,7 @@ def replay(log: list[dict[str, Any]]) -> str:
     return ""
 
 
-def low_memory(report: Report, model: Path, *, streams: int, tokens: int, limit: str = "54MB") -> None:
+def low_memory(report: Report, model: Path, *, streams: int, tokens: int, limit: str = "51MB") -> None:
     """Under a memory limit that can't hold all streams to their ends they all finish through parking, with the
     tokens that they get without the limit."""
     requests = [Asked(index, tokens, [0.0, 0.8][index % 2]) for index in range(streams)]

@@ -8,6 +8,7 @@ from statistics import median
 import uvloop
 
 from bench.checks.report import Report
+from bench.faults.inject import Faults
 from bench.faults.soak import FAULTS, SHORT, Soak
 from bench.faults.streams import Asked, compare, undisturbed
 from bench.harness import RunningServer
@@ -20,6 +21,7 @@ DISTINCT = 96  # different requests
 def soak(
     report: Report,
     server: RunningServer,
+    switches: Faults,
     model: Path,
     *,
     streams: int,
@@ -29,9 +31,9 @@ def soak(
     distinct: int = DISTINCT,
 ) -> None:
     """Faults every `every` seconds under `streams` streams: for `seconds`, or one short round of each kind of fault."""
-    requests = [Asked(index, tokens, words=0 if index % 3 else 30 + index) for index in range(distinct)]
+    requests = [_asked(index, tokens) for index in range(distinct)]
     reference = uvloop.run(undisturbed(server.endpoint, requests))
-    run = Soak(server, reference, streams, every)
+    run = Soak(server, switches, reference, streams, every)
     began = time.monotonic()
     if seconds is None:
         uvloop.run(run.run([SHORT]))
@@ -51,6 +53,11 @@ def soak(
     compare(report, model, "all", reference, run.different, of=run.finished)
     if seconds is not None:
         _judge_memory(report, run, began)
+
+
+def _asked(index: int, tokens: int) -> Asked:
+    """A third from texts, and some of the others long enough for prefix blocks."""
+    return Asked(index, tokens, words=0 if index % 3 else 30 + index, ids=300 + 6 * index if index % 4 == 1 else 0)
 
 
 def _judge_memory(report: Report, run: Soak, began: float) -> None:

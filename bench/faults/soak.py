@@ -22,6 +22,7 @@ import zmq
 
 from bench.checks.crowds import reached
 from bench.faults.garbage import http_requests, zmq_frames
+from bench.faults.inject import Faults
 from bench.faults.streams import Asked, Stream, first_difference, running
 from bench.harness import RunningServer
 from bench.load.over_http import build_request
@@ -32,6 +33,8 @@ from protocol.messages import PROTOCOL_VERSION, Hello
 from protocol.sockets import connect_dealer
 
 SAMPLE = 2.0  # seconds between two looks at memory
+JUMP = 600.0  # seconds that a clock jumps
+SLOW = 0.5  # seconds more for a block on a slow disk
 EXCUSED = 6.0  # seconds from a death of the streamer or an HTTP worker in which streams may be lost to it
 HANG = 13.0  # seconds more when it only hangs: it is killed after ten
 SHARED = {"control", "config.json", "lock"}
@@ -64,11 +67,17 @@ FAULTS = (
     Fault("vanish"),
     Fault("stall"),
     Fault("garbage"),
+    Fault("full disk"),
+    Fault("slow disk"),
+    Fault("clock jump"),
 )
 SHORT = (
+    Fault("full disk"),
     ENGINE_KILLED,
+    Fault("slow disk"),
     Fault("kill", "tokenizer0", signal.SIGKILL),
     Fault("replace", "supervisor", signal.SIGUSR1),
+    Fault("clock jump"),
     Fault("garbage"),
     Fault("stall"),
     Fault("vanish"),
@@ -97,8 +106,12 @@ class Memory:
 class Soak:
     """One run. `finished` counts streams, `lost` those that a front fault excuses, `wrong` lists all that is wrong."""
 
-    def __init__(self, server: RunningServer, reference: Sequence[Stream], streams: int, every: float) -> None:
+    def __init__(
+        self, server: RunningServer, switches: Faults, reference: Sequence[Stream], streams: int, every: float
+    ) -> None:
         self._server = server
+        self._switches = switches
+        self._ahead = 0.0
         self._reference = reference
         self._streams = streams
         self._every = every
@@ -131,6 +144,7 @@ class Soak:
                     await asyncio.sleep(self._every)
                     await self._inflict(fault)
                 await asyncio.sleep(self._every)
+                self._switches.disk()
                 over.set()
                 done, late = await asyncio.wait(tasks, timeout=120)
                 for task in done:
@@ -171,6 +185,15 @@ class Soak:
     # Faults.
 
     async def _inflict(self, fault: Fault) -> None:
+        if "disk" in fault.name:
+            self._switches.disk(full=fault.name == "full disk", slow=SLOW * (fault.name == "slow disk"))
+            self.faults[fault.name] += 1
+            return
+        if fault.name == "clock jump":
+            self._ahead += JUMP
+            self._switches.clock(self._ahead)
+            self.faults[fault.name] += 1
+            return
         with contextlib.suppress(OSError):
             pids = await asyncio.to_thread(self._ready_pids)
             if fault.actor and fault.actor not in pids:

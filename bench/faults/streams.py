@@ -26,14 +26,14 @@ WORDS = ["lamp", "river", "stone", "cloud", "paper", "seven", "north", "apple", 
 
 
 class Asked:
-    """What one stream asks for: greedy or seeded, from ids, or from a text when `words` are given."""
+    """What one stream asks for: greedy or seeded, from so many `ids`, or from a text when `words` are given."""
 
-    def __init__(self, index: int, tokens: int, words: int = 0) -> None:
+    def __init__(self, index: int, tokens: int, words: int = 0, ids: int = 0) -> None:
         draw = random.Random(f"fault {index}")
         self.index = index
         self.tokens = tokens
         self.text = " ".join(draw.choices(WORDS, k=words)) if words else None
-        self.ids = draw.choices(range(FIRST_PLAIN_ID, 10_000), k=draw.randrange(16, 200))
+        self.ids = draw.choices(range(FIRST_PLAIN_ID, 10_000), k=ids or draw.randrange(16, 200))
         self.options: dict[str, Any] = {"temperature": [0.0, 0.8][index % 2], "seed": index}
 
     @property

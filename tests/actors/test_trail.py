@@ -8,7 +8,7 @@ import sys
 from actors.trail import Trail, read_trail, trail_path
 
 
-def test_new_rows_are_on_it_until_a_turn_has_passed(tmp_path):
+def test_new_rows_are_on_it_until_two_turns_have_passed(tmp_path):
     trail = Trail(tmp_path, 7)
     trail.took(1)
     trail.took(2)
@@ -19,6 +19,8 @@ def test_new_rows_are_on_it_until_a_turn_has_passed(tmp_path):
     assert _copy(tmp_path) == {1, 2, 3}
     trail.turn([2])
     assert _copy(tmp_path) == {1, 2, 3}
+    trail.turn([])
+    assert _copy(tmp_path) == {1, 2}
     trail.turn([])
     assert _copy(tmp_path) == {2}
     trail.turn([])

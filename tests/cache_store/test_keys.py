@@ -30,6 +30,10 @@ def test_the_chain_is_sha256_of_parent_and_little_endian_ids():
 def test_a_salt_parts_everything_and_an_image_what_follows_it():
     keys = chain_keys(IDS)
     assert not set(keys) & set(chain_keys(IDS, salt="tenant"))
+    adapted = chain_keys(IDS, adapter="a1")
+    assert not set(keys) & set(adapted)
+    assert not set(adapted) & set(chain_keys(IDS, salt="a1"))
+    assert chain_keys(IDS, adapter="a1", known=adapted[:2]) == adapted
     with_image = chain_keys(IDS, images=[(2 * BLOCK_SIZE + 5, b"cat")])
     assert [a == b for a, b in zip(keys, with_image, strict=True)] == [True, True, False, False, False]
     assert with_image != chain_keys(IDS, images=[(2 * BLOCK_SIZE + 5, b"dog")])

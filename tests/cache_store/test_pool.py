@@ -23,6 +23,8 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool: MemoryPool[bytes] = MemoryPool(BUDGET, 0.3)
+        # More than the budget is there when it became less than what is held.
+        self.most, self.most_snapshots = BUDGET, 0.3 * BUDGET
         self.refs: dict[bytes, int] = {}
         self.pinned: set[bytes] = set()
         self.parents: dict[bytes, bytes | None] = {}
@@ -101,14 +103,20 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.pin([key])
             self.pinned.add(key)
 
-    @rule(nbytes=st.integers(0, 50))
-    def shrink(self, nbytes: int) -> None:
-        before = self.pool.nbytes
-        gone = self.pool.shrink(nbytes)
+    @rule(budget=st.integers(0, BUDGET))
+    def resize(self, budget: int) -> None:
+        before, fitted = self.pool.nbytes, self.pool.snapshot_bytes <= 0.3 * budget
+        gone = self.pool.resize(budget)
         self.check_gone(gone, set())
         assert before - self.pool.nbytes == sum(each.nbytes for each in gone)
-        if self.pool.nbytes > max(0, before - nbytes):
+        if fitted and before <= budget:
+            assert not gone
+        if self.pool.nbytes > budget:
             assert all(self.kept_by_someone(each.key) for each in self.pool), "something could have gone"
+        if self.pool.snapshot_bytes > 0.3 * budget:
+            assert all(each.held for each in self.pool if each.is_snapshot)
+        self.most = max(budget, self.pool.nbytes)
+        self.most_snapshots = max(0.3 * budget, self.pool.snapshot_bytes)
 
     def kept_by_someone(self, key: bytes) -> bool:
         """Whether the entry, or something that hangs on it, is in use."""
@@ -119,8 +127,10 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def budget_holds(self) -> None:
         entries = list(self.pool)
-        assert self.pool.nbytes == sum(each.nbytes for each in entries) <= BUDGET
-        assert self.pool.snapshot_bytes == sum(each.nbytes for each in entries if each.is_snapshot) <= 0.3 * BUDGET
+        snapshots = [each.nbytes for each in entries if each.is_snapshot]
+        assert self.pool.nbytes == sum(each.nbytes for each in entries) <= self.most
+        assert self.pool.snapshot_bytes == sum(snapshots) <= self.most_snapshots
+        assert self.pool.pinned_bytes == sum(each.nbytes for each in entries if each.pinned)
         for each in entries:
             assert not each.is_snapshot or each.parent in self.pool
 

@@ -247,15 +247,19 @@ def test_hits_are_counted_for_the_model(open_store: Open):
     assert (stats.memory_hit_tokens, stats.ssd_hit_tokens, stats.missed_tokens) == (512, 256, 100)
 
 
-def test_shrinking_gives_memory_back(open_store: Open):
-    store = open_store()
+def test_memory_is_given_back_and_may_grow_again(open_store: Open):
+    store = open_store(memory_bytes=10 * SIZE)
     keys = put_chain(store, 1, 10)
     store.acquire(keys[:2])
-    assert store.shrink(3 * SIZE) == 3 * SIZE
+    assert store.keep_within(7 * SIZE) == 3 * SIZE
     flush(store)
     assert store.lookup(keys) == Hit(7, 3)
-    assert store.shrink(100 * SIZE) == 5 * SIZE
+    assert store.keep_within(-5) == 5 * SIZE
     assert store.lookup(keys) == Hit(2, 8)
+    assert store.keep_within(100 * SIZE) == 0
+    assert store.stats().memory_limit_bytes == 10 * SIZE
+    put_chain(store, 2, 10)
+    assert store.nbytes == 10 * SIZE
 
 
 def test_flush_says_what_is_left_and_gives_up_in_time(open_store: Open):
@@ -288,7 +292,7 @@ def test_nothing_is_ever_lost_or_wrong(tmp_path_factory: pytest.TempPathFactory,
             store.release(keys)
         else:
             store.poll()
-        assert all(store.contains(key) for key in put)
+        assert all(store.where(key) for key in put)
         assert store.stats().memory_bytes <= 5000
     assert store.flush(10)
     done, data = load(store, list(put), size=1000)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.checks import hostile, recovery, soaks
+from bench.checks import hostile, kinds, recovery, soaks, surroundings
 from bench.checks.report import Report
+from bench.faults.inject import Faults
 from bench.harness import RunningServer, callboard, clean_environment
 
 pytestmark = pytest.mark.timeout(90)
@@ -25,10 +26,17 @@ def breakable(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def server(breakable: Path) -> Iterator[RunningServer]:
-    """A server whose engine crashes at one prompt, and counts as hanging after 2 s."""
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
+    """What is to go wrong in the server."""
+    folder = tmp_path_factory.mktemp("faults")
+    return Faults(folder, *recovery.poison_faults(), *kinds.row_faults(folder))
+
+
+@pytest.fixture(scope="module")
+def server(breakable: Path, faults: Faults) -> Iterator[RunningServer]:
+    """A server with faults, whose engine counts as hanging after 2 s."""
     arguments = ("--http-workers", "2", "--tokenizers", "2", "--hang-timeout", "2")
-    with RunningServer(breakable, *arguments, environment=recovery.poison_environment()) as running:
+    with RunningServer(breakable, *arguments, environment=faults.environment()) as running:
         yield running
 
 
@@ -53,6 +61,27 @@ def test_poison_fails_alone(server: RunningServer, tiny_model: Path, report: Rep
     recovery.poison(report, server, tiny_model, streams=6, tokens=150)
 
 
+def test_a_row_that_kills_while_it_decodes_fails_alone(server: RunningServer, tiny_model: Path, report: Report):
+    recovery.decoding_poison(report, server, tiny_model, streams=1, tokens=40)
+
+
+def test_rows_of_every_kind_survive_the_death_of_the_engine(server: RunningServer, report: Report):
+    kinds.kinds(report, server, tokens=120, kills=1, each=1)
+
+
+def test_the_engine_may_die_building_a_grammar_and_when_choices_join(
+    server: RunningServer, faults: Faults, report: Report
+):
+    kinds.unlucky_moments(report, server, faults.folder, 30)
+
+
+def test_cut_frames_and_a_clock_that_jumps_lose_nothing(
+    server: RunningServer, faults: Faults, tiny_model: Path, report: Report
+):
+    surroundings.cut_frames(report, server, faults, tiny_model, streams=4, tokens=30)
+    surroundings.clock_jump(report, server, faults, streams=4, tokens=800)
+
+
 def test_malformed_requests_disturb_nobody(server: RunningServer, tiny_model: Path, report: Report):
     hostile.malformed(report, server, tiny_model, count=400, streams=6, tokens=30)
 
@@ -61,8 +90,10 @@ def test_clients_that_vanish_leave_nothing(server: RunningServer, report: Report
     hostile.vanishing(report, server, 60)
 
 
-def test_nothing_is_lost_or_left_after_faults_of_every_kind(server: RunningServer, tiny_model: Path, report: Report):
-    soaks.soak(report, server, tiny_model, streams=12, tokens=40, every=1.2, distinct=24)
+def test_nothing_is_lost_or_left_after_faults_of_every_kind(
+    server: RunningServer, faults: Faults, tiny_model: Path, report: Report
+):
+    soaks.soak(report, server, faults, tiny_model, streams=12, tokens=40, every=0.9, distinct=24)
 
 
 def test_the_engine_is_replaced_on_demand(server: RunningServer, report: Report):

@@ -83,7 +83,10 @@ def test_the_tables_are_those_of_the_messages():
     spoken = structs_of(m.ClientMessage) | structs_of(m.ServerMessage)
     tags = {struct: struct.__struct_config__.tag for struct in spoken}
     expected = {struct.__name__ + ("" if tag is None else f" · {tag}"): rows_of(struct) for struct, tag in tags.items()}
-    assert documented() == expected
+    found = documented()
+    for heading, rows in expected.items():
+        assert found.pop(heading, None) == rows, f"write down in docs/protocol.md how {heading} is now"
+    assert not found
 
 
 def notation(text: str) -> Any:
@@ -107,17 +110,14 @@ def test_the_frames_are_those_of_the_codec(example):
     value, frame = notation(written[0]), bytes.fromhex(written[1].replace("\n", ""))
     assert msgspec.msgpack.encode(value) == frame
     codec = client_codec if value[0] < 20 else server_codec
-    message = codec.decode(frame)
-    assert msgspec.msgpack.decode(encode(message))[: len(value)] == filled(message, value)
+    assert begins(msgspec.msgpack.decode(encode(codec.decode(frame))), value)
 
 
-def filled(message: Any, value: list[Any]) -> list[Any]:
-    """The example with what it leaves out at the end of its sampling options."""
-    if not isinstance(message, m.Generate):
-        return value
-    params = msgspec.msgpack.decode(encode(message.params))
-    assert params[: len(value[2])] == value[2]
-    return [*value[:2], params, *value[3:]]
+def begins(whole: Any, example: Any) -> bool:
+    """Whether `example` is `whole`, but for the fields that it leaves out at the end of its arrays."""
+    if isinstance(example, list):
+        return len(example) <= len(whole) and all(map(begins, whole, example))
+    return bool(whole == example)
 
 
 def test_every_error_code_is_listed():

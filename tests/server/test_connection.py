@@ -85,3 +85,38 @@ def test_one_connection_serves_many_requests(worker: HttpWorker) -> None:
         for _ in range(3):
             raw.sendall(b"GET /ready HTTP/1.1\r\nhost: test\r\n\r\n")
             assert read_answer(raw) == (200, b'{"status":"ok"}')
+
+
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"), [(b"0\r\n", b"x: " + b"y" * 2000 + b"\r\n"), (b"0\r\nx: ", b"y" * 2000), (b"1;", b"x=y;" * 500)]
+)
+def test_endless_fields_around_a_body(worker: HttpWorker, begin: bytes, more: bytes) -> None:
+    with worker.connect() as raw:
+        raw.sendall(CHUNKED + begin)
+        with pytest.raises(ConnectionError):  # noqa: PT012  # the server may close at any of these
+            for _ in range(5_000):
+                raw.sendall(more)
+            raise AssertionError("endless fields were taken")
+
+
+def test_a_body_in_chunks_of_one_byte_is_taken(worker: HttpWorker) -> None:
+    body = b'{"prompt": "' + b" " * 30_000 + b'", "max_tokens": "none"}'
+    with worker.connect() as raw:
+        raw.sendall(CHUNKED.replace(b"chat/", b"") + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+        status, answer = read_answer(raw)
+    assert status == 400
+    assert b"max_tokens" in answer
+
+
+def test_a_body_that_goes_on_after_its_answer(start_worker: Callable[..., HttpWorker]) -> None:
+    worker = start_worker(body_timeout=0.2)
+    with worker.connect() as raw:
+        raw.sendall(b"POST /nowhere HTTP/1.1\r\nhost: test\r\ncontent-length: 1000000000\r\n\r\n{")
+        assert read_answer(raw)[0] == 404
+        with pytest.raises(ConnectionError):  # noqa: PT012  # the server may close at any of these
+            for _ in range(100_000):
+                raw.sendall(b"y" * 10_000)
+            raise AssertionError("an endless body was taken")

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -54,6 +55,15 @@ def direct(script: str, *given: str) -> list:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def while_the_engine_dies(server: RunningServer, path: str, body: dict) -> dict:
+    """The answer to a request during which the engine is killed."""
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, server.url + path, body, timeout=60)
+        server.kill("engine")
+        assert answer.result().status == 200
+    return answer.result().body
+
+
 @pytest.fixture(scope="module")
 def embedder(tiny_model: Path) -> Iterator[RunningServer]:
     with RunningServer(tiny_model, "--served-model-name", "tiny", "--task", "embed") as running:
@@ -76,6 +86,16 @@ def test_vectors_are_those_of_a_direct_forward(embedder: RunningServer, tiny_mod
         vectors = client.embed(ids=ids)
     assert answer.usage.prompt_tokens == sum(map(len, ids))
     assert vectors[1][0] == pytest.approx(wanted[1], abs=2e-5)
+
+
+def test_vectors_survive_the_death_of_the_engine(embedder: RunningServer):
+    texts = [f"{number} " * (1 + 40 * (number % 20)) for number in range(100)]
+    wanted = post(f"{embedder.url}/v1/embeddings", {"input": texts}, timeout=60).body["data"]
+    got = while_the_engine_dies(embedder, "/v1/embeddings", {"input": texts})["data"]
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert mine["index"] == theirs["index"]
+        assert mine["embedding"] == pytest.approx(theirs["embedding"], abs=2e-5)
+    embedder.wait_idle()
 
 
 def test_the_curl_line_of_the_docs_works(embedder: RunningServer):
@@ -102,10 +122,12 @@ def test_documents_are_ranked_as_by_a_direct_forward(tiny_model: Path):
         body = {"query": "Where is Paris?", "documents": [documents[0], {"text": documents[1]}, documents[2]]}
         results = post(f"{ranker.url}/v1/rerank", body).body["results"]
         first = post(f"{ranker.url}/v1/rerank", {**body, "top_n": 1, "return_documents": True}).body["results"]
+        again = while_the_engine_dies(ranker, "/v1/rerank", {**body, "documents": body["documents"] * 8})["results"]
         assert [run_curl(line, ranker.url)[0] for line in curl_lines() if "/v1/rerank" in line] == [200]
     by_index = {result["index"]: result["relevance_score"] for result in results}
     assert [by_index[i] for i in range(3)] == pytest.approx(wanted, abs=1e-4)
     scores = [result["relevance_score"] for result in results]
     assert scores == sorted(scores, reverse=True)
+    assert sorted(result["relevance_score"] for result in again) == pytest.approx(sorted(wanted * 8), abs=1e-4)
     assert len(first) == 1
     assert first[0]["document"]["text"] == documents[first[0]["index"]]

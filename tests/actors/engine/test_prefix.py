@@ -2,14 +2,12 @@
 
 import random
 from collections.abc import Iterable
-from functools import partial
 
 import numpy as np
 import pytest
 
 from actors.engine.block_cuts import PackedBlock
 from actors.engine.model import Model
-from actors.engine.row_memory import row_bytes
 from actors.engine.scheduler import Limits
 from cache_store.keys import chain_keys
 from cache_store.store import PrefixStore
@@ -126,6 +124,21 @@ def test_the_first_waiter_takes_over_when_the_owner_is_cancelled(model: Model, m
     assert run.engine.stats.prefilled <= 2500 + 256 + 250
 
 
+def test_who_is_waited_for_gets_the_priority_of_those_who_wait(model: Model, make_request, start_run) -> None:
+    run = start_run(model, Limits(prefill_step_size=256, max_num_batched_tokens=513), store=memory())
+    ids = prompt(2500)
+    run.engine.submit(make_request(0, ids, 1, priority=1 << 30))
+    run.turn()
+    for rid in range(1, 5):
+        run.engine.submit(make_request(rid, prompt(2000, rid), 1))
+    run.engine.submit(make_request(5, ids, 1, priority=-1))
+    while 5 not in run.tokens:
+        run.turn()
+    assert set(run.tokens) <= {0, 1, 2, 5}
+    assert run.cached == {5: 2304}
+    run.finish()
+
+
 def test_a_slow_owner_is_not_waited_for_for_ever(model: Model, make_request, start_run, monkeypatch) -> None:
     monkeypatch.setattr("actors.engine.prefix.PATIENCE_S", 0.0)
     monkeypatch.setattr("actors.engine.prefix.PATIENCE_BLOCKS", 1e-9)
@@ -155,17 +168,6 @@ def test_tenants_with_other_salts_share_nothing(model: Model, make_request, star
     for rid, salt in enumerate(["", "a", "b", "a"]):
         run.all([make_request(rid, ids, 4, cache_salt=salt)])
     assert run.cached == {3: 512}
-
-
-def test_parked_rows_go_on_from_their_blocks(model: Model, make_request, start_run) -> None:
-    requests = [make_request(rid, prompt(300, rid), 400) for rid in range(4)]
-    free = start_run(model).all(requests)
-    size = partial(row_bytes, model.row_memory)
-    tight = start_run(model, Limits(cache_bytes=size(2400), row_bytes=size), store=memory())
-    assert tight.all(requests) == free
-    stats = tight.engine.stats
-    assert stats.parked > 0
-    assert stats.prefilled < 4 * 300 + stats.parked * 300
 
 
 def test_a_pool_too_small_for_a_prompt_serves_it_all_the_same(model: Model, make_request, start_run) -> None:

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from actors.engine.block_cuts import PackedBlock
 from actors.engine.model import Model
 from actors.engine.prefix import worth_loading
+from actors.engine.row_memory import row_bytes
+from actors.engine.scheduler import Limits
 from cache_store.ssd import SsdStore
 from cache_store.store import PrefixStore
 
@@ -134,6 +137,51 @@ def test_rows_that_leave_while_they_are_loaded_leave_nothing_behind(
     assert run.cached[10] == 3840
     assert not run.engine._prefix._restoring
     assert all(entry.refs == 0 for entry in store._pool._entries.values())
+
+
+def test_a_load_that_never_ends_is_not_waited_for(
+    model: Model, make_request, start_run, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = prompt(1100)
+    cold = start_run(model, store=open_store()).all([make_request(0, ids, 4)])
+    monkeypatch.setattr("actors.engine.prefix.PATIENCE_S", 0.0)
+    monkeypatch.setattr("cache_store.readers.Readers.start", lambda *_: None)
+    run = start_run(model, store=open_store())
+    run.engine._prefix._speed = lambda: 1e9
+    assert run.all([make_request(0, ids, 4)]) == cold
+    assert run.cached == {}
+    assert run.all([make_request(1, ids, 4)])[1] == cold[0]
+    assert run.cached == {1: 1024}
+
+
+def test_a_slow_disk_is_tried_again_now_and_then(
+    model: Model, make_request, start_run, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [make_request(rid, prompt(600, rid), 2) for rid in range(4)]
+    start_run(model, store=open_store()).all(requests)
+    monkeypatch.setattr("actors.engine.prefix.worth_loading", lambda *_: False)
+    run = start_run(model, store=open_store())
+    now = 1000.0
+    run.engine._prefix._clock = lambda: now
+    for each in requests[:3]:
+        run.all([each])
+    now += 30.0
+    run.all([requests[3], make_request(4, prompt(600, 1), 2)])
+    # The first, the one after half a minute, and what was computed because reading did not pay.
+    assert run.cached == {0: 512, 3: 512, 4: 512}
+
+
+def test_parked_rows_go_on_from_their_blocks(model: Model, make_request, start_run, open_store) -> None:
+    requests = [make_request(rid, prompt(300, rid), 230) for rid in range(4)]
+    free = start_run(model).all(requests)
+    size = partial(row_bytes, model.row_memory)
+    # Nothing is left in memory when a row is parked.
+    tight = start_run(model, Limits(cache_bytes=size(2400), row_bytes=size), store=open_store())
+    assert tight.all(requests) == free
+    stats = tight.engine.stats
+    assert stats.parked > 0
+    assert stats.prefilled < 4 * 300 + stats.parked * 300
+    assert stats.prefix.ssd_tokens + stats.prefix.memory_tokens > 0
 
 
 def test_loading_has_to_pay() -> None:

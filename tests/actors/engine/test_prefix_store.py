@@ -22,7 +22,8 @@ def named(opening: StoreOpening, monkeypatch: pytest.MonkeyPatch, model: Model) 
     """The fingerprint that the store is given."""
     names: list[bytes] = []
     monkeypatch.setattr(PrefixStore, "set_model", lambda self, fingerprint, name: names.append(fingerprint))
-    store = opening.open(model.block_layout, 1 << 20, model.cache_kinds)
+    opening.set_memory(5 << 20)
+    store = opening.open(model.block_layout, model.cache_kinds)
     assert store is not None
     opening.wait(30.0)
     assert not opening.pending
@@ -33,23 +34,40 @@ def named(opening: StoreOpening, monkeypatch: pytest.MonkeyPatch, model: Model) 
 
 def test_off_means_no_store(model: Model, tiny_model: Path) -> None:
     opening = StoreOpening(config(tiny_model, prefix_cache=False, ssd_cache_dir="/nowhere"))
-    assert opening.memory_bytes(1000) == 0
-    assert opening.open(model.block_layout, 0, []) is None
+    opening.set_memory(1000)
+    assert opening.memory_bytes == opening.queue_bytes == 0
+    assert opening.open(model.block_layout, []) is None
     assert not opening.pending
 
 
 def test_unknown_caches_mean_no_store(tiny_model: Path, tmp_path: Path) -> None:
     opening = StoreOpening(config(tiny_model, ssd_cache_dir=str(tmp_path / "prefix")))
-    assert opening.open(None, 1000, ["OtherCache"]) is None
+    assert opening.open(None, ["OtherCache"]) is None
     assert not opening.pending
     assert not (tmp_path / "prefix").exists()
 
 
-def test_memory_is_a_part_or_a_number(tiny_model: Path) -> None:
-    assert StoreOpening(config(tiny_model, ssd_cache=False)).memory_bytes(1000) == 200
-    assert StoreOpening(config(tiny_model, cache_memory_percent=0.5)).memory_bytes(1000) == 500
-    assert StoreOpening(config(tiny_model, cache_memory_mb=3)).memory_bytes(1 << 30) == 3 << 20
-    assert StoreOpening(config(tiny_model, cache_memory_mb=3)).memory_bytes(1 << 20) == 1 << 20
+@pytest.mark.parametrize(
+    ("settings", "free", "bytes_"),
+    [
+        ({"ssd_cache": False}, 1000, 200),
+        ({"cache_memory_percent": 0.5}, 1000, 500),
+        ({"cache_memory_mb": 3}, 1 << 30, 3 << 20),
+        ({"cache_memory_mb": 3}, 1 << 20, 1 << 20),
+    ],
+)
+def test_memory_is_a_part_or_a_number(tiny_model: Path, settings: dict, free: int, bytes_: int) -> None:
+    opening = StoreOpening(config(tiny_model, **settings))
+    opening.set_memory(free)
+    assert (opening.memory_bytes, opening.queue_bytes) == (bytes_, 0)
+
+
+def test_what_waits_for_the_ssd_is_a_small_part_of_memory(tiny_model: Path, tmp_path: Path) -> None:
+    opening = StoreOpening(config(tiny_model, ssd_cache_dir=str(tmp_path / "prefix")))
+    opening.set_memory(1600)
+    assert (opening.memory_bytes, opening.queue_bytes) == (300, 100)
+    opening.set_memory(1 << 40)
+    assert opening.queue_bytes == 256 << 20
 
 
 def test_the_name_follows_what_is_in_the_folder_and_the_options(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.scheduler import BLOCK, MIN_CHUNK, PART, Limits, Plan, Scheduler, chunk_tokens
+from actors.engine.scheduler import BLOCK, MIN_CHUNK, PART, PASSES, Limits, Plan, Scheduler, chunk_tokens
 
 EOS = 2
 
@@ -297,6 +297,20 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     assert {chunk.rid for chunk in plan.chunks} == {0, 1}
 
 
+def test_a_row_that_others_wait_for_goes_as_early_as_they_would() -> None:
+    scheduler = Scheduler(Limits(max_num_batched_tokens=512))
+    scheduler.add(0, 4000, 1, priority=9)
+    for rid in (1, 2, 3):
+        scheduler.add(rid, 3000, 1)
+    assert {chunk.rid for chunk in scheduler.plan(1 << 20, 0).chunks} == {1, 2}
+    scheduler.lift(0, -1)
+    scheduler.lift(7, -1)
+    chunks = scheduler.plan(1 << 20, 0).chunks
+    assert sum(chunk.tokens for chunk in chunks if chunk.rid == 0) == 256
+    scheduler.lift(0, 5)
+    assert 0 in {chunk.rid for chunk in scheduler.plan(1 << 20, 0).chunks}
+
+
 def test_endless_short_prompts_leave_a_long_one_half_of_each_turn() -> None:
     device = Device(Limits())
     device.submit(0, 16_000, 1)
@@ -391,6 +405,37 @@ def test_a_small_time_budget_still_admits_a_chunk() -> None:
     device = Device(Limits())
     device.submit(0, 5000, 1)
     assert device.turn(prefill_tokens=0).prefill_tokens == MIN_CHUNK
+
+
+def adapters_in(scheduler: Scheduler, rows: list[tuple[int, str]]) -> list[int]:
+    """Queue rows, and the rows that the next plan admits."""
+    for rid, adapter in rows:
+        scheduler.add(rid, 4, 100, adapter=adapter)
+    return scheduler.plan(1000, 0).admit
+
+
+def test_rows_have_so_many_adapters_at_most_and_others_pass() -> None:
+    scheduler = Scheduler(Limits(max_loras=2))
+    assert adapters_in(scheduler, [(1, "a"), (2, "b"), (3, "c"), (4, ""), (5, "a"), (6, "d")]) == [1, 2, 4, 5]
+    scheduler.abort([1])
+    assert scheduler.plan(1000, 0).admit == [], "row 5 has the same"
+    scheduler.abort([5])
+    assert scheduler.plan(1000, 0).admit == [3]
+    scheduler.abort([2, 3])
+    assert scheduler.plan(1000, 0).admit == [6]
+
+
+def test_a_row_whose_adapter_finds_no_place_is_passed_only_so_often() -> None:
+    scheduler = Scheduler(Limits(max_loras=1))
+    adapters_in(scheduler, [(0, "a"), (1, "b")])
+    for rid in range(2, 2 + PASSES):
+        assert adapters_in(scheduler, [(rid, "a")]) == [rid]
+    assert adapters_in(scheduler, [(100, "a"), (101, "")]) == [101]
+    scheduler.abort(range(2 + PASSES))
+    assert scheduler.plan(1000, 0).admit == [100], "row 1 was aborted, too"
+    adapters_in(scheduler, [(102, "b"), (103, "a")])
+    scheduler.abort([100, 103])
+    assert scheduler.plan(1000, 0).admit == [102]
 
 
 def test_aborts_of_unknown_and_gone_rows_are_normal() -> None:

@@ -49,6 +49,7 @@ def test_rows_that_are_held_are_held_again() -> None:
         scheduler.add(rid, 600, 4)
     scheduler.plan(10_000, 0)
     scheduler.go_on(1, 512)
+    scheduler.lift(0, -3)
     scheduler.plan(10_000, 0)
     assert [record.held for record in records] == [[1], []]
     replay = Replay(Limits())

@@ -8,15 +8,16 @@ import msgspec
 import pytest
 import zmq
 
+from actors.streamer.recovery import PASSED
 from actors.streamer.stream import WINDOW
 from actors.streamer.warm_prompts import read_warm_prompts
 from protocol import Client
 from protocol.codec import encode, server_codec
 from protocol.errors import RequestFailed, RequestRejected, ServerLost
-from protocol.ids import unpack_ids
+from protocol.ids import pack_ids, unpack_ids
 from protocol.keys import ClientKeys, ServerKeys, new_pair, write_keys
 from protocol.limits import MAX_DEPTH, MAX_MESSAGES
-from protocol.messages import CallFailed, Credit, Deltas, Generate, Hello, Refused, SamplingParams, Stop, Welcome
+from protocol.messages import CallFailed, Credit, Deltas, Generate, Hello, Refused, SamplingParams, Step, Stop, Welcome
 from protocol.sockets import connect_dealer
 
 EOS = 2
@@ -412,16 +413,42 @@ def test_a_request_that_two_engines_died_of_fails_alone(rig):
     rig.open_streams()
     rig.replace_engine()
     assert rig.engine.submit().rid == decoding.rid
-    rig.engine.step({decoding.rid: token})
+    for _ in range(PASSED):
+        rig.engine.step({decoding.rid: token})
     assert rig.engine.submit().rid == suspect.rid
     rig.replace_engine()
     with pytest.raises(RequestFailed, match="brought the engine down") as caught:
         bad.text()
     assert caught.value.code == "crashed_engine"
     run(rig, rig.engine.submit(), [token])
-    assert good.text() == "aaa"
+    assert good.text() == "a" * (PASSED + 2)
     said = [(use.stepped, use.suspects) for use in rig.uses]
     assert said[:3] == [(False, False), (False, True), (True, False)]
+
+
+def bad_columns(rig, rid):
+    return encode(Step(rig.engine.epoch, rig.engine.attached, [rid, 99], pack_ids([5])))
+
+
+def unread(rig, rid):
+    return encode(Step(rig.engine.epoch, rig.engine.attached, [], b"", unread=True))
+
+
+@pytest.mark.parametrize("frame", [lambda rig, rid: b"\x9f\1", bad_columns, unread])
+def test_a_lost_frame_breaks_the_link_to_the_engine_and_loses_nothing(rig, frame):
+    ids = ids_of(rig, "The capital of France is Paris")
+    stream = rig.client().generate("x")
+    first = rig.engine.submit()
+    rig.engine.step({first.rid: ids[0]})
+    rig.engine.socket.send_multipart([rig.engine.peer, frame(rig, first.rid)])
+    rig.engine.step({first.rid: ids[2]})  # behind what was lost, so it can't be used
+    rig.open_streams()
+    rig.replace_engine()
+    again = rig.engine.submit()
+    assert unpack_ids(again.ids) == unpack_ids(first.ids) + ids[:1]
+    run(rig, again, ids[1:])
+    assert stream.text() == "The capital of France is Paris"
+    assert any(use.broken for use in rig.uses)
 
 
 def test_an_engine_that_is_replaced_on_demand_is_nobodys_fault(rig):

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.streamer.recovery import Recovery
+from actors.streamer.recovery import PASSED, REPEATS, Recovery
 
 
 def started(*rids, seats=8):
@@ -18,6 +18,13 @@ def started(*rids, seats=8):
 def step(recovery, *rids):
     recovery.decoded(rids)
     return recovery.due()
+
+
+def passes(recovery, *rids):
+    """Steps until these, which have gone back, are beyond the place where the engine died."""
+    for _ in range(PASSED - 1):
+        recovery.decoded(rids)
+    return step(recovery, *rids)
 
 
 def test_everything_is_due_at_once_while_nothing_has_gone_wrong():
@@ -40,9 +47,10 @@ def test_decoding_streams_go_back_at_once_and_suspects_one_at_a_time():
     recovery.engine_up()
     assert recovery.due() == [1, 2]
     assert recovery.due() == []  # until the engine has shown that it can step
-    assert step(recovery, 1) == [3]
+    assert passes(recovery, 1) == [3]
     assert step(recovery, 1, 2) == []
-    assert step(recovery, 3) == [4]
+    assert step(recovery, 3) == []  # 2 is not beyond its place yet
+    assert passes(recovery, 2) == [4]
     assert recovery.suspicious
     assert step(recovery, 4) == [5]
     assert step(recovery, 5) == []
@@ -64,11 +72,11 @@ def test_a_death_on_trial_is_charged_to_the_suspect_alone_and_the_second_gives_i
     recovery.engine_down()
     recovery.engine_up()
     assert recovery.due() == [1]
-    assert step(recovery, 1) == [2]
+    assert passes(recovery, 1) == [2]
     assert recovery.engine_down() == []  # 2 is charged, and goes last
     recovery.engine_up()
     assert recovery.due() == [1]
-    assert step(recovery, 1) == [3]
+    assert passes(recovery, 1) == [3]
     assert step(recovery, 3) == [2]
     assert recovery.engine_down() == [2]
     assert 2 not in recovery
@@ -82,12 +90,12 @@ def test_the_next_suspect_follows_when_the_one_before_is_admitted():
     recovery.engine_down()
     recovery.engine_up()
     assert recovery.due() == [1]
-    assert step(recovery, 1) == [2]
+    assert passes(recovery, 1) == [2]
     recovery.admitted([2])
     assert recovery.due() == [3]
     recovery.admitted([3])
     assert recovery.due() == []
-    assert step(recovery, 2) == [4]
+    assert passes(recovery, 2) == [4]
 
 
 def test_two_on_trial_are_not_charged_and_are_tried_alone_later():
@@ -96,13 +104,13 @@ def test_two_on_trial_are_not_charged_and_are_tried_alone_later():
     recovery.engine_down()
     recovery.engine_up()
     recovery.due()
-    assert step(recovery, 1) == [2]
+    assert passes(recovery, 1) == [2]
     recovery.admitted([2])
     assert recovery.due() == [3]
     assert recovery.engine_down() == []
     recovery.engine_up()
     assert recovery.due() == [1]
-    assert step(recovery, 1) == [4]
+    assert passes(recovery, 1) == [4]
     recovery.admitted([4])
     assert recovery.due() == []  # 2 wants to be alone
     assert step(recovery, 4) == [2]
@@ -111,7 +119,7 @@ def test_two_on_trial_are_not_charged_and_are_tried_alone_later():
     assert recovery.engine_down() == []
     recovery.engine_up()
     recovery.due()
-    assert step(recovery, 1) == [3]
+    assert passes(recovery, 1) == [3]
     recovery.admitted([3])
     assert step(recovery, 3) == [2]
     assert recovery.engine_down() == [2]
@@ -123,7 +131,7 @@ def test_the_only_suspect_is_charged_for_the_first_death_already():
     assert recovery.engine_down() == []
     recovery.engine_up()
     assert recovery.due() == [1, 2]
-    assert step(recovery, 2) == [3]
+    assert passes(recovery, 2) == [3]
     assert recovery.engine_down() == [3]
 
 
@@ -137,7 +145,7 @@ def test_a_suspect_that_decodes_is_cleared():
         assert recovery.engine_down() == []
         recovery.engine_up()
         assert recovery.due() == [1]
-        step(recovery, 1)
+        passes(recovery, 1)
 
 
 def test_a_charge_is_forgotten_when_the_stream_decodes():
@@ -146,10 +154,75 @@ def test_a_charge_is_forgotten_when_the_stream_decodes():
         assert recovery.engine_down() == []  # without a step: the only one there is charged
         recovery.engine_up()
         assert recovery.due() == [1]
-        step(recovery, 1)
+        passes(recovery, 1)
         recovery.engine_down()
         recovery.engine_up()
         assert recovery.due() == [1]
+
+
+def dies_near(recovery, *rids):
+    """The engine comes up, these decode a token, and it dies."""
+    recovery.engine_up()
+    assert recovery.due() == list(rids)
+    step(recovery, *rids)
+    return recovery.engine_down(trail=set())
+
+
+def test_a_stream_that_kills_at_one_place_while_it_decodes_is_found_in_groups():
+    recovery = started(*range(1, 10), seats=16)
+    step(recovery, *range(1, 10))
+    assert recovery.engine_down(trail=set()) == []
+    for _ in range(REPEATS):
+        assert recovery.suspects == 0
+        assert dies_near(recovery, *range(1, 10)) == []
+    assert recovery.suspects == 9
+    recovery.add(10)
+    recovery.engine_up()
+    assert recovery.due() == [1, 2, 3]
+    assert recovery.suspicious
+    assert passes(recovery, 1, 2, 3) == [4, 5, 6]
+    assert recovery.engine_down(trail=set()) == []
+    recovery.engine_up()
+    assert recovery.due() == [1, 2, 3]
+    assert passes(recovery, 1, 2, 3) == [7, 8]  # the root of six is two
+    assert passes(recovery, 7, 8) == [9]
+    assert passes(recovery, 9) == [4]
+    assert passes(recovery, 4) == [5]
+    assert recovery.engine_down(trail=set()) == []
+    recovery.engine_up()
+    assert recovery.due() == [1, 2, 3, 4, 7, 8, 9]
+    assert passes(recovery, 1, 2, 3, 4, 7, 8, 9) == [6]
+    assert passes(recovery, 6) == [5]
+    step(recovery, 5)  # one token is not enough
+    assert recovery.engine_down(trail=set()) == [5]
+    recovery.engine_up()
+    assert recovery.due() == [1, 2, 3, 4, 6, 7, 8, 9]
+    assert passes(recovery, 1, 2, 3, 4, 6, 7, 8, 9) == [10]
+
+
+def test_the_only_stream_that_kills_while_it_decodes_is_given_up():
+    recovery = started(1)
+    step(recovery, 1)
+    assert recovery.engine_down() == []
+    for _ in range(REPEATS):
+        assert dies_near(recovery, 1) == []
+    assert dies_near(recovery, 1) == [1]
+
+
+def test_nobody_is_charged_for_a_death_beside_streams_that_are_near_their_place():
+    recovery = started(1, 2)
+    step(recovery, 1)
+    assert recovery.engine_down() == []  # 2 is charged: it is the only one that was new
+    recovery.engine_up()
+    recovery.due()
+    assert passes(recovery, 1) == [2]
+    recovery.engine_down(planned=True)
+    recovery.engine_up()
+    assert recovery.due() == [1]
+    step(recovery, 1)
+    assert recovery.engine_down() == []
+    recovery.engine_up()
+    assert passes(recovery, *recovery.due()) == [2]
 
 
 def test_resumed_streams_are_suspects_only_after_a_death_without_a_step():
@@ -165,7 +238,7 @@ def test_resumed_streams_are_suspects_only_after_a_death_without_a_step():
     recovery.engine_down()
     recovery.engine_up()
     assert recovery.due() == [1]
-    assert step(recovery, 1) == [2]
+    assert passes(recovery, 1) == [2]
 
 
 def test_streams_that_had_no_seat_are_no_suspects_and_wait_for_those():
@@ -175,8 +248,8 @@ def test_streams_that_had_no_seat_are_no_suspects_and_wait_for_those():
     recovery.engine_down()
     recovery.engine_up()
     assert recovery.due() == [1]
-    assert step(recovery, 1) == [2]
-    assert step(recovery, 2) == [3]  # one more could have been admitted in the turn that it died in
+    assert passes(recovery, 1) == [2]
+    assert passes(recovery, 2) == [3]  # one more could have been admitted in the turn that it died in
     assert step(recovery, 3) == [4, 5]
 
 
@@ -187,11 +260,11 @@ def test_a_row_that_kills_while_it_waits_for_a_seat_is_found_without_a_trail():
     recovery.engine_down()
     recovery.engine_up()
     assert recovery.due() == [1]
-    assert step(recovery, 1) == [2]
+    assert passes(recovery, 1) == [2]
     assert recovery.engine_down() == []
     recovery.engine_up()
     assert recovery.due() == [1]
-    assert step(recovery, 1) == [3]
+    assert passes(recovery, 1) == [3]
     assert step(recovery, 3) == [2]
     assert recovery.engine_down() == [2]
 
@@ -203,7 +276,7 @@ def test_the_trail_of_the_engine_tells_the_suspects_from_those_that_waited():
     recovery.engine_down(trail={1, 3})
     recovery.engine_up()
     assert recovery.due() == [1]
-    assert step(recovery, 1) == [3]
+    assert passes(recovery, 1) == [3]
     assert step(recovery, 3) == [2, 4]
 
 
@@ -216,7 +289,7 @@ def test_a_resumed_stream_off_the_trail_is_no_suspect():
     assert recovery.engine_down(trail={2}) == []
     recovery.engine_up()
     assert recovery.due() == [1]
-    assert step(recovery, 1) == [2]
+    assert passes(recovery, 1) == [2]
     assert recovery.engine_down(trail={2}) == [2]
 
 
@@ -332,3 +405,99 @@ def test_no_stream_is_lost_or_given_twice_and_poison_alone_is_given_up(events, b
     assert good <= decoded
     assert good <= (engine or set())
     assert alive == good, "poison is given up"
+
+
+LENGTH = 16  # tokens of each stream
+
+
+class Rows:
+    """An engine of rows. Token `kills[rid]` of a row kills it (0: its prefill does), `lag` steps unsent."""
+
+    def __init__(self, recovery, kills, lag):
+        self.recovery = recovery
+        self.kills = kills
+        self.lag = lag
+        self.got = {}  # tokens that the streamer has of each stream
+        self.deaths = 0
+        self.given_up = []
+        self.rows = {}  # in the engine: tokens computed, negative while it prefills
+        self.late = []
+        self.touched = []
+        self.up = False
+
+    def start(self):
+        self.recovery.engine_up()
+        self.rows, self.late, self.touched, self.up = {}, [], [set(), set()], True
+        self.submit()
+
+    def submit(self):
+        for rid in self.recovery.due():
+            assert rid not in self.rows
+            self.rows[rid] = -1 - rid % 3
+            self.touched[-1].add(rid)
+
+    def turn(self):
+        """A step of all rows: those that prefill get nearer, others a token; the tokens of `lag` steps ago are told."""
+        prefilling = {rid for rid, tokens in self.rows.items() if tokens < 0}
+        trail = prefilling.union(*self.touched)
+        self.touched = [self.touched[-1], prefilling]
+        self.recovery.admitted(prefilling)
+        step = []
+        for rid in self.rows:
+            if self.rows[rid] < 0:
+                self.rows[rid] += 1
+                if self.rows[rid]:
+                    continue
+                self.rows[rid] = self.got.get(rid, 0)
+                if self.kills.get(rid) == 0:
+                    return self.die(trail)
+            if self.rows[rid] < LENGTH:
+                self.rows[rid] += 1
+                step.append(rid)
+                if self.rows[rid] == self.kills.get(rid):
+                    return self.die(trail)
+        self.late.append(step)
+        if len(self.late) > self.lag:
+            self.tell(self.late.pop(0))
+        self.submit()
+
+    def tell(self, rids):
+        self.recovery.decoded(rids)
+        for rid in rids:
+            self.got[rid] = self.got.get(rid, 0) + 1
+            if self.got[rid] == LENGTH:
+                self.recovery.remove(rid)
+                del self.rows[rid]
+
+    def die(self, trail):
+        self.up = False
+        self.deaths += 1
+        self.given_up += self.recovery.engine_down(trail=trail)
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(0, LENGTH),
+    st.integers(0, 39),
+    st.sets(st.integers(0, 39), max_size=1),
+    st.integers(0, 2),
+    st.integers(0, 6),
+)
+@settings(max_examples=40)
+def test_a_stream_that_kills_while_it_decodes_is_given_up_alone(count, place, killer, poison, lag, spread):
+    """`count` streams come, `spread` turns between two of them; one kills at a place, another one may at its prompt."""
+    kills = {rid: 0 for rid in poison if rid < count} | ({killer: place} if killer < count else {})
+    rows = Rows(Recovery(64), kills, lag)
+    for turn in range(3000):
+        if not rows.up:
+            rows.start()
+        rid, due = divmod(turn, spread + 1)
+        if not due and rid < count:
+            rows.recovery.add(rid)
+            rows.submit()
+        if rid >= count and not rows.rows:
+            break
+        rows.turn()
+    assert sorted(rows.given_up) == sorted(kills)
+    assert {rid for rid, got in rows.got.items() if got == LENGTH} == set(range(count)) - set(kills)
+    assert rows.deaths <= len(kills) * (REPEATS + 5)

@@ -2,7 +2,7 @@
 
 import zmq
 
-from actors.streamer.tokenizer_pool import LONG_JOB, MAX_LONG, MAX_SHORT, Job, TokenizerPool
+from actors.streamer.tokenizer_pool import LONG_JOB, MAX_LONG, MAX_SHORT, REPEATS, Job, TokenizerPool
 from protocol.codec import encode, job_codec
 from protocol.messages import ActorState, Encoded
 from protocol.sockets import bind_router
@@ -21,6 +21,10 @@ class Loop:
     def remove_socket(self, socket):
         del self.handlers[socket]
         socket.close(linger=0)
+
+    def run_once(self):
+        turns = iter([False, True])
+        self.run_until(lambda: next(turns))
 
     def run_until(self, condition):
         poller = zmq.Poller()
@@ -62,6 +66,39 @@ def stop(loop):
 
 def job(done, text="x", size=1):
     return Job(size, lambda result: done.append((text, result)), text=text)
+
+
+def test_jobs_are_given_again_when_a_frame_could_not_be_read(tmp_path):
+    loop, pool, (tokenizer,) = start(tmp_path)
+    pool.follow([tokenizer.state])
+    done = []
+    pool.submit(job(done, "once more"))
+    peer, first = tokenizer.take()
+    tokenizer.socket.send_multipart([peer, b"\x93"])  # its result, cut short
+    loop.run_once()
+    peer, second = tokenizer.take()
+    assert (second.text, second.job != first.job) == ("once more", True)
+    tokenizer.socket.send_multipart([peer, encode(Encoded(1, 0, code="internal_error"))])  # it could not read the job
+    loop.run_once()
+    peer, third = tokenizer.take()
+    tokenizer.answer(peer, second)
+    tokenizer.answer(peer, third)
+    loop.run_until(lambda: done)
+    assert [text for text, _ in done] == ["once more"]
+    stop(loop)
+
+
+def test_a_job_that_can_never_be_read_is_failed(tmp_path):
+    loop, pool, (tokenizer,) = start(tmp_path)
+    pool.follow([tokenizer.state])
+    done = []
+    pool.submit(job(done))
+    for _ in range(REPEATS + 1):
+        peer, _ = tokenizer.take()
+        tokenizer.socket.send_multipart([peer, b""])
+        loop.run_once()
+    assert done[0][1].code == "tokenizer_lost"
+    stop(loop)
 
 
 def test_results_reach_who_asked(tmp_path):

@@ -249,6 +249,17 @@ def test_an_engine_hangs_when_its_counter_stands_still_with_work_to_do():
     assert "hangs in decode" in action.why
 
 
+def test_an_engine_whose_link_to_the_streamer_is_broken_is_replaced():
+    rig = Rig().all_ready()
+    engine = rig.engine
+    rig.table.used(EngineUse(engine.epoch, True, False, "it sends nonsense"))
+    assert rig.after(0.0) == [Kill(engine, "it sends nonsense")]
+    rig.die(engine)
+    rig.restart(engine)
+    rig.ready(engine)
+    assert rig.after(1.0) == []
+
+
 def test_an_idle_engine_may_stand_still_but_must_answer():
     rig = Rig().all_ready()
     rig.steps(rig.engine, step=5)
