@@ -41,14 +41,17 @@ def _value(data: bytes) -> tuple[Any, bytes]:
         size = int.from_bytes(data[:width], "big")
         raw, data = data[width : width + size], data[width + size :]
         return (raw if first < 0xD0 else raw.decode()), data
-    if 0x90 <= first <= 0x9F or first in (0xDC, 0xDD):
-        width = {0xDC: 2, 0xDD: 4}.get(first, 0)
-        count = int.from_bytes(data[:width], "big") if width else first - 0x90
+    if 0x80 <= first <= 0x9F or first in (0xDC, 0xDD, 0xDE, 0xDF):
+        width = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}.get(first, 0)
+        count = int.from_bytes(data[:width], "big") if width else first & 0x0F
+        is_map = first <= 0x8F or first in (0xDE, 0xDF)
+        if is_map:
+            count *= 2
         data, items = data[width:], []
         for _ in range(count):
             item, data = _value(data)
             items.append(item)
-        return items, data
+        return dict(zip(items[::2], items[1::2], strict=True)) if is_map else items, data
     raise AssertionError(f"the server sent a byte {first:#x} that this reader doesn't know")
 
 
