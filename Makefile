@@ -23,11 +23,12 @@ VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate conn
   vanish-1000 two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
   sampled-256 peers-256 peers-sampled-256 single-stream scaling lora prefix-ttft prefix-restore prefix-shared \
   prefix-hits prefix-chat prefix-cost prefix-itl prefix-same prefix-same-demo prefix-kill prefix-trouble \
-  clients streams-512 latency node fair-clients retries schemas mixed-options compiling texts fuzz check rooms block-kills block-damage \
+  clients latency node fair-clients retries schemas mixed-options compiling texts fuzz check parity-256 engine-busy \
+  streams-512 harness compare rooms block-kills block-damage \
   block-disk soak
 VERIFY_LONG := soak compare
 
-.PHONY: help setup blas serve chat test verify soak check format bench client-wheel clean FORCE
+.PHONY: help setup blas serve chat test verify soak check format bench compare client-wheel clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -90,6 +91,9 @@ check: setup ## format, lint and strict types
 format: setup ## format the code and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+compare: setup ## other MLX servers beside ours, in 40 minutes: bench/results/compare/report.md (ARGS="…")
+	@$(BIN)/python bench/compare.py $(ARGS)
 
 bench: setup ## the stress harness against a running server (ARGS="…")
 	@$(BIN)/python bench/stress.py $(ARGS)

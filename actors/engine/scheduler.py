@@ -353,7 +353,7 @@ class Scheduler:
             for row in sorted(rows[1:], key=lambda row: (row.length - row.computed, row.rank)):
                 self._place(row, turn.advance(row))
             turn.give_back(kept)
-            self._place(rows[0], turn.advance(rows[0]))
+            self._place(rows[0], turn.advance(rows[0], must=True))
         return Plan(drop, admit, turn.chunks, turn.join, turn.decode, prefill_bytes)
 
     @property
@@ -475,6 +475,7 @@ class _Turn:
         self._batched = limits.max_num_batched_tokens - decode
         self._prefill = min(prefill_tokens, self._batched)
         self._step = limits.prefill_step_size
+        self._whole = min(prefill_tokens // 2, FIRST_CHUNK)
         self._beside_others = decode > 0
 
     def keep(self, row: _Row) -> int:
@@ -487,10 +488,16 @@ class _Turn:
         """Tokens that were kept can be spent now."""
         self._prefill += tokens
 
-    def advance(self, row: _Row) -> bool:
-        """Give `row` its next chunk. True when it joins the running rows in this turn."""
+    def advance(self, row: _Row, must: bool = False) -> bool:
+        """Give `row` its next chunk. True when it joins the running rows in this turn.
+
+        A prompt that a turn can take whole isn't begun when this one has no room for all of it, unless it `must`:
+        whole ones are computed together, while each piece of one costs a forward of its own.
+        """
         left = row.length - 1 - row.computed
         room = min(self._batched, self._prefill, self._step)
+        if room < left <= self._whole and not row.computed and not must:
+            return False
         if self._beside_others:
             # A prompt costs more per token the longer it is: feel the way up, for others wait.
             room = min(room, max(FIRST_CHUNK, 2 * row.chunk))

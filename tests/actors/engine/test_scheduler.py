@@ -323,6 +323,34 @@ def test_endless_short_prompts_leave_a_long_one_half_of_each_turn() -> None:
     assert turns <= 16_000 / 256 + 5
 
 
+def test_prompts_are_computed_whole_where_a_turn_has_room_for_whole_ones() -> None:
+    scheduler = Scheduler(Limits())
+    scheduler.add(1, 10, 100)
+    scheduler.plan(1000, 0)
+    for rid in range(2, 12):
+        scheduler.add(rid, 220, 100)
+    joined: list[int] = []
+    while len(joined) < 10:
+        plan = scheduler.plan(1000, 0)
+        assert all(chunk.whole for chunk in plan.chunks)
+        assert len(plan.join) >= 2
+        joined += plan.join
+    assert sorted(joined) == [*range(2, 12)]
+    assert scheduler.plan(100, 0).chunks == []
+
+
+def test_one_that_is_too_long_for_a_turn_is_cut() -> None:
+    scheduler = Scheduler(Limits())
+    scheduler.add(1, 10, 100)
+    scheduler.plan(1000, 0)
+    for rid in range(2, 5):
+        scheduler.add(rid, 220, 100)
+    joined: list[int] = []
+    for _ in range(20):
+        joined += scheduler.plan(100, 0).join
+    assert sorted(joined) == [2, 3, 4]
+
+
 def test_thousands_of_rows_come_through() -> None:
     device = Device(Limits(max_num_seqs=64))
     for rid in range(3000):
