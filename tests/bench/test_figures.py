@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.growth import doubling
+from bench.growth import doubling, fits
+from bench.growth_report import markdown
 from bench.load.driver import Progress, run_load
 from bench.load.fit import error, fit, value
 from bench.load.outcome import Outcome
@@ -158,3 +159,23 @@ def test_the_page_stands_alone_and_escapes_what_it_shows():
     assert "<script>" not in text
     assert "src=" not in text
     assert 'href="http' not in text
+
+
+def test_the_first_limits_are_named_from_the_figures():
+    streams = [
+        {"streams": n, "decoding_tokens_per_second": 1000 * n / (5 + n), "step_ms": 5.0 + n, "model_ms": 4.0 + n}
+        | {"ttft_p99_ms": 1.0, "engine_mib": 100.0 + n / 2, "cache_mib_per_stream": 0.5}
+        for n in (1, 2, 4, 8, 16)
+    ]
+    lengths = [
+        {"prompt_tokens": n, "ttft_ms": 3 + n / 10 + n * n / 1000, "context": n, "step_ms": 1.0, "model_ms": 0.5}
+        | {"cache_mib_per_stream": n / 100}
+        for n in (16, 64, 256, 1024)
+    ]
+    figures: dict[str, Any] = {"streams": streams, "lengths": lengths}
+    figures |= {"fits": fits(figures), "machine": {"cpu": "x", "cores": 2, "memory_gib": 1.0, "system": "y"}}
+    text = markdown(figures)
+    assert "One stream: a step takes 6.00 ms, 83% of it in the model, the rest around it." in text
+    assert "from 8 to 16 throughput grows by 1.24 only; a step of 16 takes 21 ms, 95% of it in the model" in text
+    assert "0.50 MiB of the engine's process per stream; all memory here is 2,048." in text
+    assert "from 100 tokens on the square of the length rules" in text
