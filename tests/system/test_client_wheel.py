@@ -65,8 +65,9 @@ def test_it_talks_to_a_server_with_pyzmq_and_msgspec_alone(server: RunningServer
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert Path(said["file"]).is_relative_to(folder)
-    imported = [name for name in said["imported"] if "cython" not in name]
-    assert imported == ["msgspec", "protocol", "zmq"]
+    imported = {name for name in said["imported"] if "cython" not in name}
+    # msgspec uses typing_extensions where it happens to be.
+    assert imported - {"typing_extensions"} == {"msgspec", "protocol", "zmq"}
     first, again, text = said["ids"]
     assert first == again
     assert len(first) == len(text) == 5
