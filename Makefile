@@ -23,11 +23,12 @@ VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate conn
   vanish-1000 two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
   sampled-256 peers-256 peers-sampled-256 single-stream scaling lora prefix-ttft prefix-restore prefix-shared \
   prefix-hits prefix-chat prefix-cost prefix-itl prefix-same prefix-same-demo prefix-kill prefix-trouble \
-  clients retries schemas mixed-options compiling texts fuzz check rooms block-kills block-damage \
+  clients latency node fair-clients retries schemas mixed-options compiling texts fuzz check parity-256 engine-busy \
+  streams-512 harness compare rooms block-kills block-damage \
   block-disk dashboard dashboard-figures dashboard-cost kv-events doctor soak
 VERIFY_LONG := soak compare
 
-.PHONY: help setup blas serve chat test verify soak check format bench clean FORCE
+.PHONY: help setup blas serve chat test verify soak check format bench compare client-wheel clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -91,8 +92,14 @@ format: setup ## format the code and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+compare: setup ## other MLX servers beside ours, in 40 minutes: bench/results/compare/report.md (ARGS="…")
+	@$(BIN)/python bench/compare.py $(ARGS)
+
 bench: setup ## the stress harness against a running server (ARGS="…")
 	@$(BIN)/python bench/stress.py $(ARGS)
+
+client-wheel: setup ## build the distribution callboard-client into dist/
+	@$(BIN)/python bench/client_wheel.py dist
 
 clean: ## remove .venv, build outputs and tool caches
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

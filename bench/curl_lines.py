@@ -8,10 +8,14 @@ from bench.harness import ROOT
 POOLED = ("/v1/embeddings", "/v1/rerank")  # served by servers that were started for them
 
 
+def api_text() -> str:
+    """The page."""
+    return (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+
+
 def curl_lines() -> list[str]:
     """All of them, in their order."""
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```sh\n(.*?)```", api_text(), re.DOTALL)
     return [line for block in blocks for line in block.replace("\\\n", "").splitlines() if line.startswith("curl ")]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,3 +43,10 @@ def machine_facts() -> dict[str, object]:
         "python": platform.python_version(),
         "packages": package_versions(),
     }
+
+
+def without_paths(text: str) -> str:
+    """The text without folders of this machine; a failure may quote some."""
+    for folder in (str(Path(__file__).resolve().parents[1]), str(Path.home())):
+        text = text.replace(folder, "…")
+    return re.sub(r"/tmp/[\w.-]+", "…", text)

@@ -228,15 +228,15 @@ class RunningServer:
         assert isinstance(body, dict)
         return body
 
-    def load(self) -> dict[str, int]:
-        """What the engine says of itself: step, running, prefilling, waiting."""
-        engine: dict[str, int] = self.health()["engine"]
+    def load(self) -> dict[str, Any]:
+        """What the engine says of itself: step, running, prefilling, waiting, and sums since its start."""
+        engine: dict[str, Any] = self.health()["engine"]
         return engine
 
     def is_idle(self) -> bool:
         """Whether no stream runs, prefills or waits."""
         load = self.load()
-        return load["running"] + load["prefilling"] + load["waiting"] == 0
+        return not any(load[name] for name in ("running", "prefilling", "waiting"))
 
     def wait_idle(self, seconds: float = 10.0) -> None:
         """Wait until `is_idle`. Raises TimeoutError."""

@@ -11,14 +11,14 @@ that doesn't know `ignore_eos` may end a stream early, which then counts as fail
 import argparse
 import contextlib
 import os
-import random
 import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,10 @@ from bench.ask import post
 from bench.facts import machine_facts
 from bench.harness import exit_on_sigterm, wait_until
 from bench.load.driver import Progress, run_load
-from bench.load.memory import PeakMemory
 from bench.load.over_http import HttpLoad
-from bench.load.plan import Plan
+from bench.load.plan import Ask, Plan
 from bench.load.summary import Summary, summarize, table
+from bench.load.timeline import Timeline
 from server.models.cache import cache_root
 
 START = 120.0  # seconds
@@ -51,20 +51,29 @@ class Peer(msgspec.Struct, frozen=True):
     packages: list[str]
     command: list[str]
     environment: dict[str, str] = {}
+    best: list[str] = []  # options that serve a crowd best, as far as its own help tells
+
+    def at_its_best(self) -> "Peer":
+        """The same peer with its best settings."""
+        return msgspec.structs.replace(self, command=[*self.command, *self.best])
 
 
 _HOST = ["--host", "127.0.0.1", "--port", "{port}"]
 _VLLM_MLX = ["{bin}/vllm-mlx", "serve", "{model}", *_HOST, "--offline", "--continuous-batching"]
+_CROWD = ["--max-num-seqs", "256", "--prefill-batch-size", "32", "--completion-batch-size", "256"]
 PEERS = {
     "mlx_lm.server": Peer(
-        ["mlx-lm==0.32.2", "mlx[cpu]==0.32.4"], ["{bin}/mlx_lm.server", "--model", "{model}", *_HOST]
+        ["mlx-lm==0.32.2", "mlx[cpu]==0.32.4"],
+        ["{bin}/mlx_lm.server", "--model", "{model}", *_HOST],
+        best=["--decode-concurrency", "256", "--prompt-concurrency", "32", "--log-level", "ERROR"],
     ),
-    "vllm-mlx": Peer(["vllm-mlx==0.6.0", "mlx[cpu]"], _VLLM_MLX),
-    "vllm-mlx-paged": Peer(["vllm-mlx==0.6.0", "mlx[cpu]"], [*_VLLM_MLX, "--use-paged-cache"]),
+    "vllm-mlx": Peer(["vllm-mlx==0.6.0", "mlx[cpu]"], _VLLM_MLX, best=_CROWD),
+    "vllm-mlx-paged": Peer(["vllm-mlx==0.6.0", "mlx[cpu]"], [*_VLLM_MLX, "--use-paged-cache"], best=_CROWD),
     "rapid-mlx": Peer(
         ["rapid-mlx==0.16.10", "mlx[cpu]"],
         ["{bin}/rapid-mlx", "serve", "{model}", *_HOST],
         {"RAPID_MLX_TELEMETRY": "0"},
+        best=[*_CROWD, "--max-concurrent-requests", "1024", "--log-level", "ERROR"],
     ),
 }
 
@@ -132,11 +141,11 @@ class TextLoad(HttpLoad):
         super().__init__(plan, url)
         self._words = one_token_words(model)
 
-    def prompt(self, index: int) -> str:
-        draw = random.Random(f"text {self.plan.seed} {index}")
-        return "".join(draw.choices(self._words, k=self.plan.prompt_tokens))
+    def prompt(self, ask: Ask) -> str:
+        return "".join(self._words[number % len(self._words)] for number in ask.ids)
 
 
+@lru_cache
 def one_token_words(model: Path) -> list[str]:
     """Words with a space before them that the model's tokenizer turns into one token each, also in a row."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -145,19 +154,20 @@ def one_token_words(model: Path) -> list[str]:
     return [word for word in words if len(tokenizer.encode(word + word, add_special_tokens=False).ids) == 2]
 
 
-async def load(url: str, pid: int, plan: Plan, model: Path) -> Summary:
-    """Drive one workload against a peer."""
-    memory = PeakMemory({"peer": pid})
-    async with TextLoad(plan, url, model) as client, memory.watch():
-        outcomes = await run_load(client, Progress(plan))
-    return summarize(plan, outcomes, memory.peaks)
+async def load(url: str, pids: Mapping[str, int], plan: Plan, model: Path, cut: float | None = None) -> Summary:
+    """Drive one workload of texts against a server; what isn't over after `cut` seconds is given up."""
+    progress = Progress(plan)
+    timeline = Timeline(pids, counts=lambda: progress.counts)
+    async with TextLoad(plan, url, model) as client, timeline.watch():
+        outcomes = await run_load(client, progress, cut)
+    return summarize(plan, outcomes, timeline)
 
 
 def measure(name: str, model: Path, plan: Plan) -> Summary:
     """Start the peer called `name` on a model folder and drive the plan against it."""
     raise_file_limit()
     with running(PEERS[name], model) as (url, pid):
-        return uvloop.run(load(url, pid, msgspec.structs.replace(plan, model=str(model)), model))
+        return uvloop.run(load(url, {"peer": pid}, msgspec.structs.replace(plan, model=str(model)), model))
 
 
 def main() -> int:

@@ -9,7 +9,6 @@ Exit code 1 when one fails.
 
 import argparse
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from bench.checks import (
     dashboard,
     deaths,
     doctor,
+    fair_clients,
     fairness,
     floods,
     fuzz,
@@ -40,10 +40,13 @@ from bench.checks import (
     interference,
     kinds,
     kv_events,
+    latency,
     limits,
+    loads,
     loop,
     lora,
     neighbours,
+    node,
     peers,
     prefixes,
     project,
@@ -57,7 +60,7 @@ from bench.checks import (
     surroundings,
 )
 from bench.checks.report import Report
-from bench.facts import machine_facts
+from bench.facts import machine_facts, without_paths
 from bench.faults.inject import Faults
 from bench.harness import ROOT, RunningServer, callboard, clean_environment, exit_on_sigterm, kill_all
 from bench.load.plan import Plan
@@ -121,6 +124,41 @@ def bare(plan: Plan, *, bar: float | None) -> Check:
 def against_peers(plan: Plan, *, bar: float, ttft: bool) -> Check:
     """A crowd against every peer."""
     return lambda report: peers.against_peers(report, tiny_model(), plan, list(PEERS), bar=bar, ttft=ttft)
+
+
+def crowd_in_motion(temperature: float) -> Plan:
+    """512 requests of many lengths, 256 at once over ZeroMQ, a fifth of which are cancelled somewhere."""
+    return Plan(
+        via="zmq",
+        streams=256,
+        requests=512,
+        prompt_tokens=1,
+        max_tokens=1,
+        prompt_lengths="uniform:4:300",
+        output_lengths="uniform:16:64",
+        temperature=temperature,
+        aborts=0.2,
+    )
+
+
+def parity_256(report: Report, server: RunningServer) -> None:
+    """Greedy and sampled."""
+    for temperature in (0.0, 0.8):
+        loads.parity(report, server, tiny_model(), crowd_in_motion(temperature))
+
+
+def streams_512(report: Report, server: RunningServer) -> None:
+    """Connections, and streams both ways."""
+    crowds.connections(report, server, 512)
+    crowds.raw_connections(report, server, 512)
+    loads.many(report, server, 512)
+
+
+def compared(report: Report) -> None:
+    """Everything that `make compare` runs."""
+    from bench import compare  # loads matplotlib, which the other checks have no need of
+
+    compare.compare_all(report, compare.WORKLOADS, list(PEERS), compare.FOLDER, held=True)
 
 
 def vanish_http(report: Report, server: RunningServer) -> None:
@@ -307,6 +345,12 @@ CHECKS: dict[str, Check] = {
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
     "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
+    "latency": lambda report: latency.latency(report, tiny_model(), requests=300),
+    "node": on_tiny(lambda report, server: node.node_client(report, server, cache_root() / "node-example")),
+    "fair-clients": on_tiny(
+        lambda report, server: fair_clients.fair_clients(report, server, seats=8, flood=300, tokens=40, asked=12),
+        *("--max-num-seqs", "8", "--tokenizers", "1"),
+    ),
     "retries": on_tiny(
         lambda report, server: clients.retries(report, server, running=2, waiting=32), "--max-num-seqs", "2"
     ),
@@ -320,6 +364,19 @@ CHECKS: dict[str, Check] = {
     "texts": project.text_properties,
     "fuzz": on_tiny(lambda report, server: fuzz.schemathesis_finds_nothing(report, server, 120)),
     "check": project.make_check,
+    "parity-256": on_tiny(parity_256),
+    "engine-busy": on_tiny(
+        lambda report, server: loads.engine_busy(
+            report,
+            server,
+            Plan(via="http", streams=256, requests=256, prompt_tokens=32, max_tokens=400),
+            seconds=8,
+            bar=loads.OUTSIDE_MODEL,
+        )
+    ),
+    "streams-512": on_tiny(streams_512),
+    "harness": lambda report: loads.harness_limit(report, 1000, 200, least=10_000),
+    "compare": compared,
     "rooms": on_tiny(rooms.rooms, "--http-workers", "2", "--tokenizers", "2"),
     "block-kills": lambda report: blocks.kills(report, rounds=200),
     "block-damage": blocks.damage,
@@ -335,7 +392,7 @@ CHECKS: dict[str, Check] = {
     "doctor": lambda report: doctor.doctor(report, tiny_model()),
     "soak": soak,
 }
-LONGER = {"soak": SOAK_SECONDS + 600.0}  # checks that may take longer than LIMIT, in seconds
+LONGER = {"soak": SOAK_SECONDS + 600.0, "compare": 2400.0}  # checks that may take longer than LIMIT, in seconds
 
 
 def give_up(name: str, limit: float) -> None:
@@ -343,13 +400,6 @@ def give_up(name: str, limit: float) -> None:
     print(f"FAIL {name}: not done within {limit:g} s", flush=True)
     kill_all()
     os._exit(1)
-
-
-def without_paths(text: str) -> str:
-    """The text without folders of this machine; a failure may quote some."""
-    for folder in (str(ROOT), str(Path.home())):
-        text = text.replace(folder, "…")
-    return re.sub(r"/tmp/[\w.-]+", "…", text)
 
 
 def run_check(name: str) -> bool:

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.errors import LOADING, MODEL_NOT_FOUND
-from protocol.messages import PrefixStats
+from protocol.messages import EngineStats, PrefixStats
 from server.backend import Backend
 from server.errors import ApiError
 from server.schemas import (
@@ -37,7 +37,7 @@ class HealthEndpoints:
             status=status,
             model=self._backend.model,
             actors=[HealthActor(actor.name, actor.pid, actor.state, actor.epoch) for actor in state.actors],
-            engine=HealthEngine(engine.step, engine.running, engine.prefilling, engine.waiting),
+            engine=_engine(engine),
             prefix_cache=_prefix_cache(engine.prefix),
             message=state.message if status == "failed" else UNSET,
         )
@@ -69,6 +69,23 @@ class HealthEndpoints:
             ModelBody(each.name, each.created, each.context, each.root or each.name, each.parent or None)
             for each in card.all()
         ]
+
+
+def _engine(engine: EngineStats) -> HealthEngine:
+    return HealthEngine(
+        engine.step,
+        engine.running,
+        engine.prefilling,
+        engine.waiting,
+        round(engine.in_model, 4),
+        round(engine.in_python, 4),
+        round(engine.in_sockets, 4),
+        engine.prefilled,
+        engine.decoded,
+        engine.parked,
+        engine.memory,
+        engine.cache,
+    )
 
 
 def _prefix_cache(prefix: PrefixStats) -> HealthPrefixCache:

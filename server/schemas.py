@@ -384,12 +384,21 @@ class HealthPrefixCache(Struct):
 
 
 class HealthEngine(Struct):
-    """The engine's load in `GET /health`."""
+    """The engine's load in `GET /health`, and sums since its start: seconds of its thread by where they went, tokens
+    prefilled and generated, rows parked. Memory is all that MLX holds, `cache_bytes` the rows' part of it."""
 
     step: int
     running: int
     prefilling: int
     waiting: int
+    seconds_in_model: float
+    seconds_in_python: float
+    seconds_in_sockets: float
+    prefilled: int
+    decoded: int
+    parked: int
+    memory_bytes: int
+    cache_bytes: int
 
 
 class HealthBody(Struct):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from actors.blas import blas_environment
 from server.models.resolve import resolve_model
 
 # Property tests try the same examples in every run, so that a change is judged by itself;
@@ -17,6 +18,15 @@ from server.models.resolve import resolve_model
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests run in worker processes, give these the engine's BLAS; what they start finds its own."""
+    if hasattr(config, "workerinput"):
+        for name in ("LD_PRELOAD", "OPENBLAS_NUM_THREADS"):
+            os.environ.pop(name, None)
+    elif config.getoption("numprocesses", None):
+        os.environ.update(blas_environment(1))
 
 
 @pytest.fixture(scope="session")

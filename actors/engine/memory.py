@@ -15,7 +15,7 @@ CLEAR_EVERY = 1024  # turns
 FULL_POOL_REST = 16  # turns between two clearings of a full pool …
 FULL_POOL_REST_PREFILLING = 64  # … and while prefill fills it again at once
 FULL = 0.9
-IDLE_REST_S = 1.0  # seconds without work after which an idle engine clears the pool
+IDLE_REST_S = 30.0  # seconds without work after which an idle engine clears the pool
 
 
 def pool_limit(rows: int, vocab_size: int) -> int:

@@ -11,15 +11,20 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 import uvloop
+import zmq
 
+from actors.supervisor import raise_file_limit
 from bench.ask import post
 from bench.checks.report import Report
 from bench.harness import POLL, ROOT, RunningServer, wait_until
 from bench.load.driver import Progress, make_load, run_load
-from bench.load.memory import PeakMemory
 from bench.load.over_http import Exchange, HttpLoad, build_request
 from bench.load.plan import Plan
 from bench.load.summary import Summary, summarize
+from bench.load.timeline import Timeline
+from protocol.codec import encode, server_codec
+from protocol.messages import PROTOCOL_VERSION, Hello, Welcome
+from protocol.sockets import connect_dealer
 
 
 async def reached(condition: Callable[[], bool], seconds: float, what: str) -> float:
@@ -63,6 +68,30 @@ async def _connections(server: RunningServer, count: int) -> tuple[list[int], fl
     return [answer for answer in answers if isinstance(answer, int)], max(connected)
 
 
+def raw_connections(report: Report, server: RunningServer, count: int) -> None:
+    """`count` ZeroMQ sockets greet the server at the same time; every one is welcomed."""
+    raise_file_limit()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    poller = zmq.Poller()
+    sockets = [connect_dealer(context, server.endpoint) for _ in range(count)]
+    welcomed = 0
+    try:
+        for socket in sockets:
+            socket.send(encode(Hello(PROTOCOL_VERSION, "crowd")))
+            poller.register(socket, zmq.POLLIN)
+        deadline = time.monotonic() + 30
+        while welcomed < count and time.monotonic() < deadline:
+            for ready, _ in poller.poll(1000):
+                welcomed += isinstance(server_codec.decode(ready.recv()), Welcome)
+                poller.unregister(ready)
+    finally:
+        for socket in sockets:
+            socket.close(linger=0)
+        context.term()
+    report.measured("zmq_connections_welcomed", welcomed)
+    report.expect(welcomed == count, f"all {count} ZeroMQ connections are welcomed", welcomed)
+
+
 def stress(report: Report, server: RunningServer, plan: Plan) -> None:
     """Every request of the plan completes with exactly the tokens asked for."""
     summary = uvloop.run(run_plan(server, plan))
@@ -74,10 +103,11 @@ def stress(report: Report, server: RunningServer, plan: Plan) -> None:
 
 async def run_plan(server: RunningServer, plan: Plan) -> Summary:
     """Run a plan against the server; its figures, and the peaks of the server's memory."""
-    memory = PeakMemory(server.pids())
-    async with make_load(plan, url=server.url, endpoint=server.endpoint) as load, memory.watch():
-        outcomes = await run_load(load, Progress(plan))
-    return summarize(plan, outcomes, memory.peaks)
+    progress = Progress(plan)
+    timeline = Timeline(server.pids(), server.url, lambda: progress.counts)
+    async with make_load(plan, url=server.url, endpoint=server.endpoint) as load, timeline.watch():
+        outcomes = await run_load(load, progress)
+    return summarize(plan, outcomes, timeline)
 
 
 def vanish_http(report: Report, server: RunningServer, streams: int, max_tokens: int) -> None:
@@ -107,7 +137,7 @@ async def _vanish_http(server: RunningServer, plan: Plan) -> tuple[float, int]:
 
 def _runs_only(server: RunningServer, count: int) -> bool:
     load = server.load()
-    return load["running"] == count and load["prefilling"] == load["waiting"] == 0
+    return bool(load["running"] == count and load["prefilling"] == load["waiting"] == 0)
 
 
 def _judge_vanished(report: Report, streams: int, seconds: float, completed: int, limit: float) -> None:

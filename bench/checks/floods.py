@@ -13,9 +13,9 @@ from actors.supervisor import raise_file_limit
 from bench.ask import post
 from bench.checks.report import Report
 from bench.harness import RunningServer
-from bench.load.memory import PeakMemory
 from bench.load.over_http import Exchange, build_request
 from bench.load.plan import Plan, prompt_ids
+from bench.load.timeline import Timeline
 
 GROWTH = 1.10  # of the resident size, from the second flood on
 SLACK = 16 << 20  # bytes
@@ -24,7 +24,7 @@ REST = 3.0  # seconds
 
 async def _flood(server: RunningServer, plan: Plan) -> tuple[list[Exchange], dict[str, int]]:
     loop = asyncio.get_running_loop()
-    memory = PeakMemory(server.pids())
+    memory = Timeline(server.pids())
 
     async def one(index: int) -> Exchange:
         body = {"prompt": prompt_ids(plan, index), "max_tokens": plan.max_tokens, "ignore_eos": True, "seed": index}

@@ -30,7 +30,7 @@ def against_peers(
 
         def run_ours() -> None:
             now = msgspec.structs.replace(plan, seed=len(ours))
-            ours.append(uvloop.run(load(server.url, server.pids()["engine"], now, model)))
+            ours.append(uvloop.run(load(server.url, {"engine": server.pids()["engine"]}, now, model)))
 
         for name in peers:
             run_ours()

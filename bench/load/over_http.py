@@ -7,14 +7,16 @@ server. Runs on the event loop of the load process.
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 
+from bench.load.manners import ABORTS, SLOW, SLOW_PAUSE
 from bench.load.outcome import Outcome
-from bench.load.plan import Plan, prompt_ids
+from bench.load.plan import Ask, Plan
 
 
 class Choice(msgspec.Struct):
@@ -58,10 +60,10 @@ class Exchange(asyncio.Protocol):
     """One request and its response on a connection of its own.
 
     `on_data` gets the payload of each `data:` line as it arrives. `finished` resolves once the response is
-    complete, or with the error that ended it early.
+    complete, or with the error that ended it early. After each piece it rests for `pause` seconds before the next.
     """
 
-    def __init__(self, request: bytes, on_data: Callable[[bytes], None]) -> None:
+    def __init__(self, request: bytes, on_data: Callable[[bytes], None], pause: float = 0.0) -> None:
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.status = 0
         self.headers: dict[str, str] = {}  # names in lower case
@@ -70,11 +72,21 @@ class Exchange(asyncio.Protocol):
         self._on_data = on_data
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
+        self._pause = pause
 
     def abort(self) -> None:
         """Close the connection at once, as a client does that vanishes."""
         if self._transport is not None:
             self._transport.abort()
+
+    def close(self) -> None:
+        """Close the connection in order, as a client does that has read enough."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _go_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     @property
     def _ends_by_closing(self) -> bool:
@@ -92,6 +104,9 @@ class Exchange(asyncio.Protocol):
             self._parser.feed_data(data)
         except Exception as error:
             self._fail(ConnectionError(f"unreadable response: {error!r}"))
+        if self._pause and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(self._pause, self._go_on)
 
     def connection_lost(self, error: Exception | None) -> None:
         if error is None and self._ends_by_closing and not self.finished.done():
@@ -158,17 +173,17 @@ class HttpLoad:
         for exchange in list(self.open.values()):
             exchange.abort()
 
-    def prompt(self, index: int) -> list[int] | str:
-        """The prompt of request `index`."""
-        return prompt_ids(self.plan, index)
+    def prompt(self, ask: Ask) -> list[int] | str:
+        """The prompt of a request."""
+        return ask.ids
 
-    def request(self, index: int) -> bytes:
-        """The bytes of request `index`."""
+    def request(self, ask: Ask) -> bytes:
+        """The bytes of a request."""
         plan = self.plan
         body = {
             "model": plan.model,
-            "prompt": self.prompt(index),
-            "max_tokens": plan.max_tokens,
+            "prompt": self.prompt(ask),
+            "max_tokens": ask.max_tokens,
             "temperature": plan.temperature,
             "top_p": plan.top_p,
             "ignore_eos": True,
@@ -176,20 +191,25 @@ class HttpLoad:
             "stream_options": {"include_usage": True},
         }
         if plan.temperature:
-            body["seed"] = index  # some servers don't batch requests that have one
+            body["seed"] = ask.index  # some servers don't batch requests that have one
+        if plan.cache_salt:
+            body["cache_salt"] = plan.cache_salt
         if not plan.model:
             del body["model"]
         return build_request(self.url, "/v1/completions", msgspec.json.encode(body))
 
-    async def run(self, index: int, outcome: Outcome) -> None:
-        """Run request `index` to its end and write down how it went."""
+    async def run(self, ask: Ask, outcome: Outcome) -> None:
+        """Run one request to its end, or to where its client leaves, and write down how it went."""
         finish_reason: str | None = None
         done = False
+        exchange: Exchange | None = None
 
         def on_data(data: bytes) -> None:
             nonlocal finish_reason, done
             if data == b"[DONE]":
                 done = True
+                return
+            if outcome.left:
                 return
             event = _decode_event(data)
             if event.error is not None:
@@ -200,23 +220,31 @@ class HttpLoad:
             for choice in event.choices:
                 if choice.text:
                     outcome.token()
+                    if self.plan.record:
+                        outcome.text += choice.text
                 finish_reason = choice.finish_reason or finish_reason
+            if outcome.arrivals >= ask.leaves > 0 and exchange is not None:
+                outcome.leave()
+                (exchange.close if ask.manner == ABORTS else exchange.abort)()
 
-        exchange = None
         error = ""
-        request = self.request(index)
+        request = self.request(ask)
+        pause = SLOW_PAUSE if ask.manner == SLOW else 0.0
         outcome.begin()
         try:
             loop = asyncio.get_running_loop()
-            _, exchange = await loop.create_connection(lambda: Exchange(request, on_data), self._host, self._port)
-            self.open[index] = exchange
+            make = partial(Exchange, request, on_data, pause)
+            _, exchange = await loop.create_connection(make, self._host, self._port)
+            self.open[ask.index] = exchange
             await exchange.finished
         except OSError as problem:
             error = f"{type(problem).__name__}: {problem}"
         finally:
-            self.open.pop(index, None)
+            self.open.pop(ask.index, None)
             if exchange is not None:
                 exchange.abort()
+        if outcome.left:
+            return
         if exchange is not None and not error:
             error = self._judge(exchange, finish_reason, done)
         outcome.end(outcome.error or error)

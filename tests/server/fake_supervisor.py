@@ -57,7 +57,16 @@ def system_state(
             ActorState("streamer", "streamer", 0, 4242, streamer_state, epoch, endpoint),
             ActorState("engine", "engine", 0, 4243, "ready", 4),
         ],
-        EngineStats(step=12, running=2, prefilling=1, waiting=5, prefix=PrefixStats(30, 10, 60)),
+        EngineStats(
+            step=12,
+            running=2,
+            prefilling=1,
+            waiting=5,
+            in_model=1.5,
+            decoded=99,
+            cache=4096,
+            prefix=PrefixStats(30, 10, 60),
+        ),
         None if status == "loading" else CARD,
         message,
     )

@@ -14,7 +14,7 @@ from server.app import make_app
 from server.backend import STALE_AFTER, Backend
 from server.errors import ApiError, from_client_error
 from server.options import HttpOptions
-from server.schemas import HealthPrefixCache
+from server.schemas import HealthEngine, HealthPrefixCache
 
 
 class ConnectedBackend(Backend):
@@ -74,7 +74,7 @@ def test_health_follows_the_supervisor() -> None:
         "status": "loading",
         "model": "tiny",
         "actors": [],
-        "engine": {"step": 0, "running": 0, "prefilling": 0, "waiting": 0},
+        "engine": dict.fromkeys(HealthEngine.__struct_fields__, 0),
         "prefix_cache": dict.fromkeys(HealthPrefixCache.__struct_fields__, 0),
     }
 

@@ -16,7 +16,7 @@ from fake_supervisor import FakeSupervisor, system_state
 from http_worker import HttpWorker, chat, post, read_answer, read_until
 
 from protocol.messages import Alive, Drain, StartFailed, Stop
-from server.schemas import HealthPrefixCache
+from server.schemas import HealthEngine, HealthPrefixCache
 
 StartWorker = Callable[..., HttpWorker]
 
@@ -63,7 +63,9 @@ def test_health(worker: HttpWorker) -> None:
             {"name": "streamer", "pid": 4242, "state": "ready", "epoch": 3},
             {"name": "engine", "pid": 4243, "state": "ready", "epoch": 4},
         ],
-        "engine": {"step": 12, "running": 2, "prefilling": 1, "waiting": 5},
+        "engine": dict.fromkeys(HealthEngine.__struct_fields__, 0)
+        | {"step": 12, "running": 2, "prefilling": 1, "waiting": 5}
+        | {"seconds_in_model": 1.5, "decoded": 99, "cache_bytes": 4096},
         "prefix_cache": dict.fromkeys(HealthPrefixCache.__struct_fields__, 0)
         | {"hit_rate": 0.4, "memory_tokens": 30, "ssd_tokens": 10, "computed_tokens": 60},
     }

@@ -56,9 +56,11 @@ class Device:
                 if rid in self.computed:
                     self.computed[rid] = found
 
-    def submit(self, rid: int, length: int, budget: int, ignore_eos: bool = False, priority: int = 0) -> None:
+    def submit(
+        self, rid: int, length: int, budget: int, ignore_eos: bool = False, priority: int = 0, turn: int = 0
+    ) -> None:
         stop_ids = frozenset() if ignore_eos else frozenset({EOS})
-        self.scheduler.add(rid, length, budget, stop_ids=stop_ids, priority=priority)
+        self.scheduler.add(rid, length, budget, stop_ids=stop_ids, priority=priority, turn=turn)
         self.submitted.append(rid)
         self.lengths[rid], self.budgets[rid], self.tokens[rid] = length, budget, []
 
@@ -276,6 +278,15 @@ def test_lower_priority_numbers_go_first() -> None:
     assert device.admitted == [2, 0, 1]
 
 
+def test_rows_of_equal_priority_go_by_their_turn() -> None:
+    device = Device(Limits(max_num_seqs=1))
+    for rid, turn in enumerate([0, 1, 2, 1, 0]):
+        device.submit(rid, 4, 1, turn=turn)
+    device.submit(5, 4, 1, priority=-1, turn=9)
+    device.finish()
+    assert device.admitted == [5, 0, 4, 1, 3, 2]
+
+
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     device = Device(Limits())
     device.submit(0, 16_000, 1)
@@ -310,6 +321,34 @@ def test_endless_short_prompts_leave_a_long_one_half_of_each_turn() -> None:
         device.turn(prefill_tokens=512)
         turns += 1
     assert turns <= 16_000 / 256 + 5
+
+
+def test_prompts_are_computed_whole_where_a_turn_has_room_for_whole_ones() -> None:
+    scheduler = Scheduler(Limits())
+    scheduler.add(1, 10, 100)
+    scheduler.plan(1000, 0)
+    for rid in range(2, 12):
+        scheduler.add(rid, 220, 100)
+    joined: list[int] = []
+    while len(joined) < 10:
+        plan = scheduler.plan(1000, 0)
+        assert all(chunk.whole for chunk in plan.chunks)
+        assert len(plan.join) >= 2
+        joined += plan.join
+    assert sorted(joined) == [*range(2, 12)]
+    assert scheduler.plan(100, 0).chunks == []
+
+
+def test_one_that_is_too_long_for_a_turn_is_cut() -> None:
+    scheduler = Scheduler(Limits())
+    scheduler.add(1, 10, 100)
+    scheduler.plan(1000, 0)
+    for rid in range(2, 5):
+        scheduler.add(rid, 220, 100)
+    joined: list[int] = []
+    for _ in range(20):
+        joined += scheduler.plan(100, 0).join
+    assert sorted(joined) == [2, 3, 4]
 
 
 def test_thousands_of_rows_come_through() -> None:
