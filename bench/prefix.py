@@ -69,7 +69,7 @@ def plot(figures: dict[str, Any], out: Path) -> None:
             0.25,
             label={"cold": "cold", "memory": "from memory", "ssd": "from the SSD, restarted"}[way],
         )
-        axes.bar_label(bars, fmt="%.2g", fontsize=8)
+        axes.bar_label(bars, fmt="%.3g", fontsize=8)
     axes.set_xticks(range(len(names)), names)
     axes.set_yscale("log")
     axes.set_ylabel("seconds to the first token")

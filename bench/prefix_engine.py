@@ -37,6 +37,7 @@ from protocol.messages import Submit
 Store = PrefixStore[PackedBlock]
 MEMORY = 2 << 30
 MODEL = b"bench" + bytes(27)
+TOKENS = 6  # that are compared
 
 
 def prompt(length: int, seed: int, vocabulary: int = 512) -> list[int]:
@@ -203,11 +204,11 @@ def same(kind: str, window: int | None, lengths: list[int], others: int, longest
     model = _kind_model(kind, window)
     whole = prompt(max(lengths), 7)
     asked = [(length, temperature) for length in lengths for temperature in (0.0, 0.8)]
-    requests = [submit(rid, whole[:length], 8, temperature) for rid, (length, temperature) in enumerate(asked)]
+    requests = [submit(rid, whole[:length], TOKENS, temperature) for rid, (length, temperature) in enumerate(asked)]
     cold = {rid: Run(model, None).all([requests[rid]])[rid] for rid in range(len(requests))}
     ways: dict[str, dict[int, list[int]]] = {}
     cached: dict[str, int] = {}
-    crowd = [submit(1000 + i, prompt(8 + (longest - 8) * i // others, i), 12) for i in range(others)]
+    crowd = [submit(1000 + i, prompt(8 + (longest - 8) * i // others, i), 2 * TOKENS) for i in range(others)]
 
     def alone(name: str, run: Run) -> None:
         for request in requests:

@@ -30,17 +30,20 @@ from bench.checks import (
     clients,
     crowds,
     deaths,
+    fair_clients,
     fairness,
     floods,
     fuzz,
     hostile,
     interference,
     kinds,
+    latency,
     limits,
     loads,
     loop,
     lora,
     neighbours,
+    node,
     peers,
     prefixes,
     project,
@@ -144,6 +147,7 @@ def parity_256(report: Report, server: RunningServer) -> None:
 def streams_512(report: Report, server: RunningServer) -> None:
     """Connections, and streams both ways."""
     crowds.connections(report, server, 512)
+    crowds.raw_connections(report, server, 512)
     loads.many(report, server, 512)
 
 
@@ -226,7 +230,7 @@ def bad_machine(report: Report) -> None:
 def lora_check(report: Report) -> None:
     """What adapters cost a step, and that clients get those they ask for."""
     lora.step_time(report, "tiny", rows=256, rounds=7, bars={"base": 1.1})
-    lora.step_time(report, "demo", rows=64, rounds=5, bars={"base": 1.1, "four adapters": 1.5})
+    lora.step_time(report, "demo", rows=16, rounds=3, bars={"base": 1.1, "four adapters": 1.5})
     with (
         tempfile.TemporaryDirectory() as folder,
         RunningServer(tiny_model(), *lora.arguments(tiny_model(), Path(folder))) as server,
@@ -324,6 +328,12 @@ CHECKS: dict[str, Check] = {
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
     "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
+    "latency": lambda report: latency.latency(report, tiny_model(), requests=300),
+    "node": on_tiny(lambda report, server: node.node_client(report, server, cache_root() / "node-example")),
+    "fair-clients": on_tiny(
+        lambda report, server: fair_clients.fair_clients(report, server, seats=8, flood=300, tokens=40, asked=12),
+        *("--max-num-seqs", "8", "--tokenizers", "1"),
+    ),
     "retries": on_tiny(
         lambda report, server: clients.retries(report, server, running=2, waiting=32), "--max-num-seqs", "2"
     ),

@@ -151,6 +151,42 @@ class Timing(Struct, frozen=True, array_like=True):
     total: float = -1.0
 
 
+class Trace(Struct, frozen=True, array_like=True):
+    """When one traced request was where, in seconds of the monotonic clock that all processes of the server's machine
+    share; -1 for what it did not come by.
+
+    The streamer `received` it and handed its text on (`asked`); a tokenizer had it from `tokenizing` to `tokenized`;
+    its ids were known (`encoded`) and given to the engine (`submitted`), which took it in (`queued`), and `stepped`
+    when the step with its first token was sent; the streamer had that (`arrived`), and `ended` the stream. Between
+    `queued` and `stepped` the engine's thread spent `in_model`, `in_python` and `in_sockets` seconds.
+    """
+
+    received: float = -1.0
+    asked: float = -1.0
+    tokenizing: float = -1.0
+    tokenized: float = -1.0
+    encoded: float = -1.0
+    submitted: float = -1.0
+    queued: float = -1.0
+    stepped: float = -1.0
+    arrived: float = -1.0
+    ended: float = -1.0
+    in_model: float = -1.0
+    in_python: float = -1.0
+    in_sockets: float = -1.0
+
+
+class EngineTrace(Struct, frozen=True, array_like=True):
+    """The engine's part of a `Trace`, for row `rid`."""
+
+    rid: int
+    queued: float
+    stepped: float
+    in_model: float
+    in_python: float
+    in_sockets: float
+
+
 class ModelCard(Struct, frozen=True, array_like=True):
     """What clients may know of the model a cast serves. `context` and `vocab_size` are in tokens.
 
@@ -202,7 +238,7 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
     with the same `cache_salt` share prefixes. `tools` are functions as the OpenAI API describes them. With
     `split_reply` reasoning and tool calls come apart from the text, in columns of their own. Each of `more_refs` is one
     more choice for the same prompt, whose computation they share; choice number i + 1 is a stream of its own under
-    `more_refs[i]`.
+    `more_refs[i]`. With `trace` the stream's end tells when the request was where.
     """
 
     ref: int
@@ -222,6 +258,7 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
     tool_choice: ToolChoice = ToolChoice()
     split_reply: bool = False
     more_refs: list[int] = []
+    trace: bool = False
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=4):
@@ -348,7 +385,8 @@ class End(Struct, frozen=True, array_like=True):
     `outcome` is finished, cancelled, rejected or failed. `reason` is the finish reason (stop, length) of a
     finished one; `code` (see `protocol.errors`) and `message` say what went wrong with the others.
     `retry_after` is in seconds, 0 when retrying makes no sense. `param` names the offending option, `stop` the stop
-    string that ended the text. The reason of a reply that stopped behind tool calls is tool_calls.
+    string that ended the text. The reason of a reply that stopped behind tool calls is tool_calls. `trace` is there
+    when it was asked for.
     """
 
     ref: int
@@ -361,6 +399,7 @@ class End(Struct, frozen=True, array_like=True):
     retry_after: float = 0.0
     param: str = ""
     stop: str = ""
+    trace: Trace | None = None
 
 
 class Deltas(Struct, frozen=True, array_like=True, tag=24):
@@ -465,7 +504,8 @@ class Encode(Struct, frozen=True, array_like=True, tag=40):
 
 
 class Encoded(Struct, frozen=True, array_like=True, tag=41):
-    """Result of `Encode`. A non-empty `code` (see `protocol.errors`) means it failed."""
+    """Result of `Encode`. A non-empty `code` (see `protocol.errors`) means it failed. `began` and `ended` say when it
+    was done, in seconds of the monotonic clock."""
 
     epoch: int
     job: int
@@ -473,6 +513,8 @@ class Encoded(Struct, frozen=True, array_like=True, tag=41):
     code: str = ""
     message: str = ""
     param: str = ""
+    began: float = -1.0
+    ended: float = -1.0
 
 
 class Decode(Struct, frozen=True, array_like=True, tag=42):
@@ -514,7 +556,9 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     neutral value. Only requests with the same `cache_salt` share prefixes. `warm`: the prompt's blocks are to stay in
     memory for good. `thinking` says when `grammar` begins to hold and what `thinking_budget` counts. The prompt of row
     `like` is the same: while it is not computed, this row waits for it instead of computing it again. With `pool` the
-    row is embedded and nothing is generated. `adapter` names the LoRA adapter that it is computed with.
+    row is embedded and nothing is generated. `adapter` names the LoRA adapter that it is computed with. Rows of equal
+    priority are admitted in the order of their `turn`, so that clients take turns. With `trace` the step that brings
+    its first token tells when it came and what was done.
     """
 
     epoch: int
@@ -536,6 +580,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     like: int = 0
     pool: Pool | None = None
     adapter: str = ""
+    turn: int = 0
+    trace: bool = False
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=62):
@@ -623,6 +669,7 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     pooled_rids: list[int] = []
     pooled: list[bytes] = []
     unread: bool = False
+    traces: list[EngineTrace] = []
 
 
 # -- supervisor <-> actors ---------------------------------------------------------------------------

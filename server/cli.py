@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import version
 
 from server.cli_cache import add_cache_commands
+from server.cli_keys import add_keys_options
 from server.settings import add_options
 
 
@@ -41,6 +42,8 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
 
     add_cache_commands(commands.add_parser("cache", help="look at, check and clear the prefix cache on the SSD"))
+    keys = commands.add_parser("keys", help="make the keys for ZeroMQ over tcp, and let in further clients")
+    add_keys_options(keys)
     restart = commands.add_parser("restart-engine", help="replace the engine of a running server; no stream is lost")
     restart.add_argument("--name", help="name of the running server (default: the only one)")
     return parser
@@ -57,6 +60,10 @@ def main(argv: list[str] | None = None) -> int:
         from server.cli_cache import cache
 
         return cache(args)
+    if args.command == "keys":
+        from server.cli_keys import make_keys
+
+        return make_keys(args)
     if args.command == "restart-engine":
         from server.cli_restart import restart_engine
 

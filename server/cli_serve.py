@@ -99,6 +99,8 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         start_timeout=settings.start_timeout,
         hang_timeout=settings.hang_timeout,
         zmq_tcp=settings.zmq_tcp,
+        zmq_keys=str(Path(settings.zmq_keys).expanduser().absolute()) if settings.zmq_keys else "",
+        busy_poll=settings.busy_poll / 1000,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         prefill_step_size=settings.prefill_step_size,

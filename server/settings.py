@@ -62,18 +62,20 @@ def _size(text: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
-def _loopback(text: str) -> str:
+def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        host == "localhost" or ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        loopback = False
-    if not loopback:
-        raise ValueError(
-            f"{text!r} is no loopback address and port, such as 127.0.0.1:5555; others would be unprotected"
-        )
+        raise ValueError(f"{text!r} is no address and port, such as 127.0.0.1:5555") from None
     _number(int, 1, 65535)(port)
     return text
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches `HOST:PORT`."""
+    host = address.rpartition(":")[0]
+    return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
 
 
 def _list(text: str) -> list[str]:
@@ -117,6 +119,8 @@ class ServeSettings(msgspec.Struct, frozen=True):
     start_timeout: float = 300.0
     hang_timeout: float | None = None
     zmq_tcp: str = ""
+    zmq_keys: str = ""
+    busy_poll: float = 0.0
     api_key: list[str] = []
     allow_origins: list[str] = []
     blas_threads: int | None = None
@@ -198,7 +202,17 @@ OPTIONS: dict[str, Option] = {
         "S",
         "seconds without a step after which the engine is replaced (default: 20 times the slowest step, at least 10)",
     ),
-    "zmq_tcp": Option(_loopback, "HOST:PORT", "let programs reach ZeroMQ over tcp too, on a loopback address only"),
+    "zmq_tcp": Option(
+        _address, "HOST:PORT", "let programs reach ZeroMQ over tcp too; beyond loopback addresses with --zmq-keys alone"
+    ),
+    "zmq_keys": Option(
+        str, "FILE", "the server's key file of `callboard keys`: tcp is encrypted, and only for its clients"
+    ),
+    "busy_poll": Option(
+        _number(float, 0, 60_000),
+        "MS",
+        "look for messages without sleeping for so long after the last one: lower latency for two busy cores",
+    ),
     "api_key": Option(_list, "KEY", "let in only HTTP requests that bring this key; may be given several times"),
     "allow_origins": Option(_list, "URL,…", "origins that browsers may call from (CORS); * for all"),
     "blas_threads": Option(_number(int, 1, 1024), "N", "threads of the preloaded BLAS (Linux CPU)"),
@@ -276,6 +290,14 @@ def resolve_settings(flags: argparse.Namespace, environment: Mapping[str, str] =
         if hasattr(flags, name):
             merged[name] = _parse(name, getattr(flags, name), "--" + name.replace("_", "-"))
     settings = ServeSettings(**merged)
-    if settings.zmq_tcp and settings.api_key:
-        raise SettingsError("--zmq-tcp asks for no key, so it can't be used together with --api-key")
+    if settings.zmq_keys and not settings.zmq_tcp:
+        raise SettingsError("--zmq-keys is for --zmq-tcp, which is not given")
+    if settings.zmq_tcp and not settings.zmq_keys:
+        if settings.api_key:
+            raise SettingsError("--zmq-tcp lets everybody in, so together with --api-key it needs --zmq-keys")
+        if not is_loopback(settings.zmq_tcp):
+            raise SettingsError(
+                f"--zmq-tcp {settings.zmq_tcp} can be reached from other machines, so it needs --zmq-keys FILE; "
+                "`callboard keys` makes one"
+            )
     return settings

@@ -28,6 +28,7 @@ from actors.engine.row_memory import row_bytes
 from actors.engine.scheduler import Limits
 from actors.engine.solo_row import batches_rightly
 from actors.engine.step_log import StepRecord, described
+from actors.engine.traces import Traces
 from actors.trail import Trail
 from cache_store.store import PrefixStore
 from protocol.codec import CodecError, command_codec, encode
@@ -153,6 +154,7 @@ class EngineActor(Actor):
         self._streamer = 0
         self._peer = b""
         self._lost: set[int] = set()
+        self._traces = Traces()
         self._idle_since = time.monotonic()
         self.faults = 0
         self._in_sockets = 0.0  # seconds
@@ -249,6 +251,7 @@ class EngineActor(Actor):
         if command.streamer > self._streamer:  # by whatever it says first: an Attach may have been lost
             self._engine.reset()
             self._lost.clear()
+            self._traces.clear()
             self._streamer, self._peer = command.streamer, peer
             log.info("streamer attached", streamer=command.streamer)
         match command:
@@ -256,8 +259,11 @@ class EngineActor(Actor):
                 self._peer = peer
             case Submit(rid=rid):
                 self._trail.took(rid)
+                if command.trace:
+                    self._traces.begin(rid, time.monotonic(), self.stats())
                 self._engine.submit(command)
             case Abort(rids=rids):
+                self._traces.drop(rids)
                 self._engine.abort(rids)
 
     def _send(self, outcome: Outcome) -> None:
@@ -270,6 +276,7 @@ class EngineActor(Actor):
             outcome.end(rid, INTERNAL_ERROR, "the engine could not send this row's tokens")
         if not (outcome or unread):
             return
+        stats = self.stats()
         asked = [(rid, outcome.logprobs[rid]) for rid in outcome.rids if rid in outcome.logprobs]
         step = Step(
             self.me.epoch,
@@ -280,7 +287,7 @@ class EngineActor(Actor):
             outcome.ended,
             outcome.reasons,
             outcome.errors,
-            self.stats(),
+            stats,
             logprob_rids=[rid for rid, _ in asked],
             logprobs=[row.chosen for _, row in asked],
             top_ids=[row.top_ids for _, row in asked],
@@ -290,6 +297,7 @@ class EngineActor(Actor):
             pooled_rids=list(outcome.pooled),
             pooled=list(outcome.pooled.values()),
             unread=unread,
+            traces=self._traces.take(outcome.rids, time.monotonic(), stats),
         )
         try:
             self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)

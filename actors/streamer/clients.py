@@ -22,13 +22,14 @@ Delta = tuple[int, str, bytes, int, list[TokenLogprobs], str, list[ToolCallDelta
 
 
 class ClientConnection:
-    """One connection. `streams` maps the client's refs of its open streams to our rids."""
+    """One connection. `streams` maps the client's refs of its open streams to our rids; `turns` is kept for `Turns`."""
 
     def __init__(self, identity: bytes, name: str, now: float) -> None:
         self.identity = identity
         self.name = name
         self.heard = now
         self.streams: dict[int, int] = {}
+        self.turns: dict[int, int] = {}
         self.refs: list[int] = []
         self.texts: list[str] = []
         self.ids: list[bytes] = []
@@ -95,6 +96,10 @@ class Clients:
     def named(self, name: str) -> list[ClientConnection]:
         """All connections that introduced themselves as `name`."""
         return [client for client in self._by_identity.values() if client.name == name]
+
+    def with_streams(self, asking: ClientConnection) -> int:
+        """How many connections have open streams, with the one that is asking."""
+        return sum(bool(client.streams) or client is asking for client in self._by_identity.values())
 
     def gather(self, identity: bytes, delta: Delta | None, end: End | None) -> None:
         """Add a delta, an end, or both to what this turn sends to the connection."""

@@ -14,6 +14,7 @@ from enum import Enum
 from actors.streamer.detokenizer import DetokenizerStream
 from actors.streamer.logprobs import LogprobColumn, StepLogprobs
 from actors.streamer.reply import Reply, State
+from actors.streamer.request_trace import RequestTrace
 from actors.streamer.stop_strings import StopMatcher
 from protocol.ids import pack_ids
 from protocol.messages import (
@@ -78,6 +79,8 @@ class Stream:
         self.prompt = b""
         self.tokens = array("I")
         self.budget = 0
+        self.turn = 0  # among the streams of all clients
+        self.trace = RequestTrace(now) if request.trace else None
         self._cache_salt = request.cache_salt
         self._cached_tokens = 0
         self._return_ids = request.return_ids
@@ -168,6 +171,8 @@ class Stream:
             thinking=self._thinking,
             like=0 if self.tokens else self._like,
             adapter=self._adapter,
+            turn=self.turn,
+            trace=self.trace is not None,
         )
 
     def admitted(self, now: float) -> None:
@@ -303,4 +308,5 @@ class Stream:
         if reason == "stop" and self._reply is not None and self._reply.ends_with_calls:
             reason = "tool_calls"
         matched = (self._stops.matched if self._stops is not None else None) or ""
-        return End(self.ref, outcome, reason, code, message, usage, timing, retry_after, param, matched)
+        trace = self.trace.ended(now) if self.trace is not None else None
+        return End(self.ref, outcome, reason, code, message, usage, timing, retry_after, param, matched, trace)

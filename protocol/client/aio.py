@@ -7,13 +7,16 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from protocol.client.connection import Connection
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
+from protocol.client.results import AT_ONCE, Batch, Prompt, Result, StreamStats, whole
 from protocol.endpoints import find_endpoint, find_successor
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
+from protocol.keys import ClientKeys, client_keys_for
 from protocol.messages import (
     Accepted,
     CallFailed,
@@ -94,6 +97,21 @@ class AsyncStream:
         """Read to the end and return all text."""
         return "".join([delta.text async for delta in self])
 
+    async def result(self) -> Result:
+        """Read to the end and return all of it. Raises as the iteration does."""
+        deltas = [delta async for delta in self]
+        return whole(deltas, self.end)
+
+    @property
+    def buffered(self) -> int:
+        """Deltas that have come and were not taken."""
+        return len(self._items)
+
+    @property
+    def stats(self) -> StreamStats | None:
+        """Token counts and times, once the stream was read to its end."""
+        return StreamStats.of(self.end) if self.end is not None else None
+
     def cancel(self) -> None:
         """Ask the server to end the stream; the iteration then ends. Idempotent."""
         if not self._done:
@@ -122,8 +140,10 @@ class AsyncClient:
         endpoint: str | None = None,
         name_in_logs: str = "",
         reconnect: float = RECONNECT,
+        keys: ClientKeys | str | Path | None = None,
     ) -> None:
         self._reconnect = reconnect
+        self._keys = keys
         self._name = name
         self._endpoint = endpoint
         self._name_in_logs = name_in_logs
@@ -134,11 +154,9 @@ class AsyncClient:
         self.on_lost: Callable[[CallboardError], None] | None = None
 
     @classmethod
-    async def connect(
-        cls, name: str | None = None, *, endpoint: str | None = None, name_in_logs: str = ""
-    ) -> "AsyncClient":
-        """Make a client and connect it. Raises ServerNotFound."""
-        client = cls(name, endpoint=endpoint, name_in_logs=name_in_logs)
+    async def connect(cls, name: str | None = None, *, endpoint: str | None = None, **options: Any) -> "AsyncClient":
+        """Make a client with these options and connect it. Raises ServerNotFound."""
+        client = cls(name, endpoint=endpoint, **options)
         await client.open()
         return client
 
@@ -162,6 +180,7 @@ class AsyncClient:
             name=self._name_in_logs,
             find=lambda: find_successor(endpoint, self._name),
             reconnect=self._reconnect,
+            keys=client_keys_for(endpoint, self._keys),
         )
 
     def _call_soon(self, callback: Callable[[Any], None], argument: Any) -> None:
@@ -186,6 +205,25 @@ class AsyncClient:
     ) -> AsyncStream:
         """Start a stream from a text, chat messages or token ids; options and errors as in `Client.generate`."""
         return self.generate_choices(1, prompt, messages, ids, **options)[0]
+
+    async def generate_many(self, prompts: Iterable[Prompt], *, at_once: int = AT_ONCE, **options: Any) -> list[Result]:
+        """The whole answers to many prompts, as `Client.generate_many` gives them."""
+        batch = Batch(prompts, at_once)
+        reading: dict[asyncio.Task[Result], int] = {}
+        try:
+            while True:
+                while (wanted := batch.next()) is not None:
+                    number, prompt = wanted
+                    reading[asyncio.create_task(_read_all(self.generate(**prompt, **options)))] = number
+                if not reading:
+                    return batch.results()
+                done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+                pause = max([batch.done(reading.pop(task), task.result()) for task in done])
+                if pause:
+                    await asyncio.sleep(pause)
+        finally:
+            for task in reading:
+                task.cancel()
 
     def generate_choices(
         self,
@@ -349,3 +387,16 @@ class AsyncClient:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
+
+
+async def _read_all(stream: AsyncStream) -> Result:
+    """What a stream brings, read to its end. Cancelled, it cancels the stream."""
+    deltas = []
+    try:
+        async for delta in stream:
+            deltas.append(delta)
+    except CallboardError as error:
+        return whole(deltas, stream.end, error)
+    finally:
+        stream.cancel()
+    return whole(deltas, stream.end)

@@ -33,6 +33,7 @@ def test_after_a_restart_the_prefix_comes_from_the_ssd(tiny_model: Path, report:
     passed(report)
 
 
+@pytest.mark.timeout(180)
 def test_streams_go_on_when_the_directory_goes_or_is_shared(tiny_model: Path, report: Report) -> None:
     prefixes.trouble(report, tiny_model)
     passed(report)
