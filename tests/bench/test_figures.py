@@ -16,7 +16,7 @@ from bench.load.page import page
 from bench.load.parity import compare_solo, first_difference, solo_plan
 from bench.load.plan import Ask, Plan
 from bench.load.plots import engine_shares, run_plots
-from bench.load.sampled import parts
+from bench.load.sampled import outside, parts
 from bench.load.summary import summarize
 from bench.load.timeline import Sample, Timeline
 
@@ -128,6 +128,12 @@ STACKS = [
 def test_samples_are_sorted_by_the_innermost_part_of_the_loop():
     assert parts(STACKS) == {"model": 0.7, "turn": 0.2, "sockets and messages": 0.06, "the loop around turns": 0.04}
     assert parts(STACKS[-1:]) == {}
+    inner = {
+        "step in actors/engine/batch.py": 0.2,
+        "encode in protocol/codec.py": 0.06,
+        "poll in zmq/sugar/poll.py": 0.04,
+    }
+    assert outside(STACKS) == inner
 
 
 def sample(at: float, step: int, model: float, python: float) -> Sample:
