@@ -233,7 +233,7 @@ def bad_machine(report: Report) -> None:
 def lora_check(report: Report) -> None:
     """What adapters cost a step, and that clients get those they ask for."""
     lora.step_time(report, "tiny", rows=256, rounds=7, bars={"base": 1.1})
-    lora.step_time(report, "demo", rows=64, rounds=5, bars={"base": 1.1, "four adapters": 1.5})
+    lora.step_time(report, "demo", rows=16, rounds=3, bars={"base": 1.1, "four adapters": 1.5})
     with (
         tempfile.TemporaryDirectory() as folder,
         RunningServer(tiny_model(), *lora.arguments(tiny_model(), Path(folder))) as server,
