@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zmq
 
-from actors.engine.kv_events import END, KVEventBatch, KvEvents
+from actors.engine.kv_events import END, BlockRemoved, BlockStored, KVEventBatch, KvEvents
 from cache_store.block import Tensor
 from cache_store.keys import BLOCK_SIZE, chain_keys
 from cache_store.store import PrefixStore
@@ -99,5 +99,6 @@ def test_who_follows_and_asks_for_what_was_missed_knows_the_tree(
 
 
 def test_the_form_is_vllms():
-    batch = KVEventBatch(1.5, [])
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(batch)) == [1.5, []]
+    batch = KVEventBatch(1.5, [BlockStored([b"k"], None, [1, 2], 2, medium="GPU"), BlockRemoved([b"k"], "GPU")])
+    events = [["BlockStored", [b"k"], None, [1, 2], 2, None, "GPU"], ["BlockRemoved", [b"k"], "GPU"]]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(batch)) == [1.5, events, None]
