@@ -73,7 +73,8 @@ def test_health(worker: HttpWorker) -> None:
 
 def test_probes_count_requests(worker: HttpWorker) -> None:
     worker.streamer.on_generate = FakeStream.accept
-    assert worker.supervisor.probe() == Alive("http", 0, 7, worker.supervisor.probe().seq - 1)
+    alive = worker.supervisor.probe()
+    assert alive == Alive("http", 0, 7, worker.supervisor.probe().seq - 1, http=alive.http)
     with worker.connect() as raw:
         post(raw, "/v1/chat/completions", chat(stream=True))
         worker.streamer.stream()
