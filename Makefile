@@ -23,12 +23,12 @@ VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate conn
   vanish-1000 two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
   sampled-256 peers-256 peers-sampled-256 single-stream scaling lora prefix-ttft prefix-restore prefix-shared \
   prefix-hits prefix-chat prefix-cost prefix-itl prefix-same prefix-same-demo prefix-kill prefix-trouble \
-  clients retries schemas mixed-options compiling texts fuzz check parity-256 engine-busy \
+  clients latency node fair-clients retries schemas mixed-options compiling texts fuzz check parity-256 engine-busy \
   streams-512 harness compare rooms block-kills block-damage \
-  block-disk soak
+  block-disk dashboard dashboard-figures dashboard-cost kv-events doctor soak
 VERIFY_LONG := soak compare
 
-.PHONY: help setup blas serve chat test verify soak check format bench compare clean FORCE
+.PHONY: help setup blas serve chat test verify soak check format bench compare client-wheel clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -97,6 +97,9 @@ compare: setup ## other MLX servers beside ours, in 40 minutes: bench/results/co
 
 bench: setup ## the stress harness against a running server (ARGS="…")
 	@$(BIN)/python bench/stress.py $(ARGS)
+
+client-wheel: setup ## build the distribution callboard-client into dist/
+	@$(BIN)/python bench/client_wheel.py dist
 
 clean: ## remove .venv, build outputs and tool caches
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 
 TAIL_LINES = 20
 
@@ -27,8 +28,11 @@ class Child:
         *,
         actor: str = "",
         epoch: int = 0,
+        keep: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """Start `command` with `--lifeline FD` appended; `actor` and `epoch` are for the log. Raises OSError."""
+        """Start `command` with `--lifeline FD` appended; `actor` and `epoch` are for the log, whose lines go to stderr
+        and to `keep`. Raises OSError."""
+        self._keep = keep
         self._as_text = environment.get("CALLBOARD_LOG_FORMAT") == "text"
         read_end, self._lifeline = os.pipe()
         try:
@@ -54,8 +58,10 @@ class Child:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._tail.append(line.decode(errors="replace").rstrip())
+            named = self._named(line)
+            self._keep(named)
             try:
-                sys.stderr.buffer.write(self._named(line))
+                sys.stderr.buffer.write(named)
                 sys.stderr.buffer.flush()
             except (OSError, ValueError):
                 continue  # nobody reads our log; the child must still be able to write

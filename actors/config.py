@@ -10,10 +10,13 @@ class CastConfig(msgspec.Struct, frozen=True):
     `memory_limit` is in bytes.
 
     `model_path` is a local folder with `config.json` and weights; `model_name` is what clients call it. `task` is
-    generate, embed or rank. `zmq_tcp` is a loopback `host:port` where the streamer listens too, if any.
+    generate, embed or rank. `zmq_tcp` is a `host:port` where the streamer listens too, if any, with the
+    keys of the file `zmq_keys`, which may be missing on a loopback address. At `kv_events` the engine publishes KV
+    events; at the port after it, it sends them again.
     `cache_memory_percent`, a part of 1, is of the memory that is free once the model is loaded. Without
     `ssd_cache_dir` no prefix is kept on the SSD. `adapters` are folders of LoRA adapters, by the names that clients
-    choose them by; `max_loras` of them are in memory at once.
+    choose them by; `max_loras` of them are in memory at once. Streamer and engine look for messages without sleeping
+    for `busy_poll` seconds after the last one.
     """
 
     model_path: str
@@ -27,6 +30,8 @@ class CastConfig(msgspec.Struct, frozen=True):
     start_timeout: float = 300.0
     hang_timeout: float | None = None
     zmq_tcp: str = ""
+    zmq_keys: str = ""
+    busy_poll: float = 0.0
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     prefill_step_size: int = 2048
@@ -47,6 +52,7 @@ class CastConfig(msgspec.Struct, frozen=True):
     flush_timeout: float = 20.0
     adapters: dict[str, str] = {}
     max_loras: int = 8
+    kv_events: str = ""
     log_steps: bool = False
     blas_threads: int | None = None
     trust_remote_code: bool = False

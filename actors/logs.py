@@ -7,12 +7,13 @@ they are JSON.
 import logging
 import os
 import sys
+from typing import TextIO
 
 import structlog
 
 
-def configure_logs(level: str, **context: object) -> None:
-    """Set up structlog for this process; `context` stands in every line it writes."""
+def configure_logs(level: str, to: TextIO | None = None, **context: object) -> None:
+    """Set up structlog for this process, on stderr or `to`; `context` stands in every line it writes."""
     renderer: structlog.typing.Processor
     if sys.stderr.isatty() or os.environ.get("CALLBOARD_LOG_FORMAT") == "text":
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
@@ -27,7 +28,7 @@ def configure_logs(level: str, **context: object) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(to or sys.stderr),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(**context)

@@ -11,7 +11,8 @@ its first completed step with no suspect in it (a request that may have killed i
 Before the system has served at all, an actor that says why it can't start ends it at once.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from actors.supervision_hangs import StepWatch
@@ -61,6 +62,11 @@ class Slot:
     failures: int = 0
     young: int = 0
     restart_at: float | None = None
+    restarts: int = 0
+    crashes: int = 0
+    memory: int = 0
+    cpu: float = 0.0
+    http: dict[str, int] = field(default_factory=dict)
 
 
 class Start(NamedTuple):
@@ -102,6 +108,7 @@ class Supervision:
         self.engine = EngineStats()
         self.served = False
         self._steps = StepWatch(hang_timeout)
+        self._http_of_the_dead: Counter[str] = Counter()
 
     def slot(self, role: str, index: int, epoch: int) -> Slot | None:
         """The slot a report is about; None when it comes from an earlier incarnation."""
@@ -124,6 +131,8 @@ class Supervision:
         """A process was started for the slot."""
         fresh = Slot(slot.role, slot.index, slot.name, epoch, pid, started=now)
         fresh.failures, fresh.young = slot.failures, slot.young
+        if slot.epoch:
+            fresh.restarts, fresh.crashes = slot.restarts + 1, slot.crashes + (not slot.planned)
         slot.__dict__.update(fresh.__dict__)
 
     def ready(self, report: Ready, now: float) -> Slot | None:
@@ -146,7 +155,7 @@ class Supervision:
         if report.stats is not None and slot.state == "ready":
             self._steps.answered(report.stats, slot.asked, now)
             self.engine = report.stats
-        slot.asked, slot.streams, slot.answered = 0.0, report.streams, report.seq
+        slot.asked, slot.streams, slot.answered, slot.http = 0.0, report.streams, report.seq, report.http
 
     def used(self, report: EngineUse) -> None:
         """The streamer says what an engine incarnation was given, or has completed."""
@@ -169,6 +178,8 @@ class Supervision:
     def exited(self, slot: Slot, text: str, now: float) -> None:
         """The slot's process has ended and was reaped; `text` says how."""
         slot.state, slot.exited, slot.exit_text = "dead", now, text
+        self._http_of_the_dead.update(slot.http)
+        slot.http = {}
         if slot.role == "engine":
             self.engine = EngineStats()
 
@@ -254,7 +265,24 @@ class Supervision:
         """All slots as others see them: an actor that is being killed is dead for them."""
         return [
             ActorState(
-                s.name, s.role, s.index, s.pid, "dead" if s.killed and not s.planned else s.state, s.epoch, s.endpoint
+                s.name,
+                s.role,
+                s.index,
+                s.pid,
+                "dead" if s.killed and not s.planned else s.state,
+                s.epoch,
+                s.endpoint,
+                s.memory,
+                s.cpu,
+                s.restarts,
+                s.crashes,
             )
             for s in self.slots
         ]
+
+    def http(self) -> dict[str, int]:
+        """What all HTTP workers have answered since the start, by `METHOD PATH STATUS`."""
+        total = Counter(self._http_of_the_dead)
+        for slot in self.of_role("http"):
+            total.update(slot.http)
+        return dict(total)

@@ -17,9 +17,11 @@ from enum import Enum
 import structlog
 import zmq
 
+from actors.awake import Awake
 from actors.blas import blas_environment
 from actors.child import Child, describe_exit
 from actors.config import CastConfig, write_config
+from actors.footprint import Footprint, footprint
 from actors.rundir import RunDirectory
 from actors.supervision import (
     LONGEST_DELAY,
@@ -39,6 +41,7 @@ from protocol.endpoints import ServerRecord, ipc_endpoint
 from protocol.messages import (
     PROTOCOL_VERSION,
     ActorReport,
+    ActorState,
     Alive,
     Drain,
     EngineUse,
@@ -54,6 +57,7 @@ from protocol.sockets import bind_router
 log = structlog.get_logger()
 
 SLEPT = 10.0  # a gap of so many seconds in this loop means that the machine slept
+FOOTPRINT_INTERVAL = 2.0  # seconds
 STREAMER_TIME = 1.5  # seconds the streamer has to end its streams
 OTHERS_TIME = 2.0  # seconds all others have to leave
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -92,12 +96,15 @@ class Supervisor:
         http: HttpSpec,
         on_ready: Callable[[Supervision], None],
         clock: Callable[[], float] = time.monotonic,
+        keep_log: Callable[[bytes], None] = lambda _: None,
     ) -> None:
+        """`keep_log` gets every line that the children log."""
         self._config = config
         self._run_dir = run_dir
         self._http = http
         self._on_ready = on_ready
         self._clock = clock
+        self._keep_log = keep_log
         self._flush_timeout = config.flush_timeout if config.prefix_cache and config.ssd_cache else 0.0
         self._table = Supervision(config.tokenizers, http.workers, config.start_timeout, config.hang_timeout)
         self._children: dict[str, Child] = {}
@@ -110,6 +117,10 @@ class Supervisor:
         self._drain_seq = 0
         self._signals = 0
         self._replace_engine = False
+        self._started = time.time()
+        self._next_footprint = 0.0
+        self._own = Footprint(0, 0.0)
+        self._awake = Awake()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def run(self) -> int:
@@ -135,6 +146,7 @@ class Supervisor:
             cause = self._serve()
             self._stop_all(cause)
         finally:
+            self._awake.update(False)
             for child in self._children.values():
                 child.kill()
                 child.close()
@@ -176,7 +188,9 @@ class Supervisor:
         if slot.role == "engine":  # the streamer has read the trail of the last one, if it is there
             trail_path(self._run_dir.path, slot.epoch).unlink(missing_ok=True)
         command += ["--run", str(self._run_dir.path), "--index", str(slot.index), "--epoch", str(self._epochs)]
-        child = Child(command, self._environment(slot.role), fds, actor=slot.name, epoch=self._epochs)
+        child = Child(
+            command, self._environment(slot.role), fds, actor=slot.name, epoch=self._epochs, keep=self._keep_log
+        )
         self._children[slot.name] = child
         self._table.started(slot, child.pid, self._epochs, self._clock())
         if self._phase is not Phase.LOADING:
@@ -303,6 +317,13 @@ class Supervisor:
             if slot.state == "ready":
                 slot.asked = slot.asked or now
                 self._order(slot, Probe(self._probes))
+        self._awake.update(any(slot.streams for slot in self._table.of_role("streamer")))
+        if now >= self._next_footprint:
+            self._next_footprint = now + FOOTPRINT_INTERVAL
+            self._own = footprint(os.getpid())
+            for slot in self._table.slots:
+                if slot.pid:
+                    slot.memory, slot.cpu = footprint(slot.pid)
         self._show_http_workers()
 
     def _show_http_workers(self) -> None:
@@ -316,7 +337,18 @@ class Supervisor:
         status = "failed" if self._failed else self._phase.value
         if status == Phase.SERVING.value and not table.all_ready():
             status = "degraded"
-        return SystemState(status, self._config.model_name, table.states(), table.engine, table.card, self._failed)
+        me = ActorState("supervisor", "supervisor", 0, os.getpid(), "ready", 0, "", *self._own)
+        return SystemState(
+            status,
+            self._config.model_name,
+            table.states(),
+            table.engine,
+            table.card,
+            self._failed,
+            table.http(),
+            me,
+            self._started,
+        )
 
     def _broadcast(self) -> None:
         state = self._state()

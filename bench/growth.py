@@ -4,8 +4,8 @@
 
 On the tiny model, over ZeroMQ, with a server that may run all streams at once. For each number of streams: throughput,
 step time and the model's part of it, and memory per stream; for each length: time to the first token of one prompt, and
-the step time and memory of 4 streams with such prompts. Fits a sum of powers to each and writes `growth.json` and
-plots. Takes some minutes, in which nothing else should run.
+the step time and memory of 4 streams with such prompts. Fits a sum of powers to each and writes `report.md`,
+`growth.json` and plots. Takes some minutes, in which nothing else should run.
 """
 
 import argparse
@@ -32,10 +32,12 @@ from bench.checks.crowds import reached
 from bench.checks.loads import fresh
 from bench.checks.prefixes import first_token
 from bench.facts import machine_facts
+from bench.growth_report import markdown
 from bench.harness import ROOT, RunningServer, exit_on_sigterm
 from bench.load.driver import Progress, make_load, run_load
 from bench.load.fit import error, fit, value
 from bench.load.plan import FIRST_PLAIN_ID, Plan
+from bench.load.processor import ProcessorTime
 from bench.load.summary import MIB, summarize
 from bench.load.timeline import Timeline
 from bench.models import tiny_model
@@ -202,12 +204,14 @@ def main() -> int:
     if args.only and path.exists():
         figures |= msgspec.json.decode(path.read_bytes())
     model = tiny_model()
-    if args.only != "lengths":
-        figures["streams"] = by_streams(model, doubling(1, args.most_streams), args.rounds)
-    if args.only != "streams":
-        figures["lengths"] = by_length(model, doubling(16, args.most_tokens, 4), args.rounds)
-    figures |= {"fits": fits(figures), "machine": machine_facts()}
+    with ProcessorTime({}, children=True) as spent:
+        if args.only != "lengths":
+            figures["streams"] = by_streams(model, doubling(1, args.most_streams), args.rounds)
+        if args.only != "streams":
+            figures["lengths"] = by_length(model, doubling(16, args.most_tokens, 4), args.rounds)
+    figures |= {"fits": fits(figures), "machine": machine_facts(), "others": spent.others}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
+    (args.out / "report.md").write_text(markdown(figures))
     plot(figures, args.out)
     return 0
 

@@ -29,18 +29,24 @@ from bench.checks import (
     blocks,
     clients,
     crowds,
+    dashboard,
     deaths,
+    doctor,
+    fair_clients,
     fairness,
     floods,
     fuzz,
     hostile,
     interference,
     kinds,
+    kv_events,
+    latency,
     limits,
     loads,
     loop,
     lora,
     neighbours,
+    node,
     peers,
     prefixes,
     project,
@@ -144,6 +150,7 @@ def parity_256(report: Report, server: RunningServer) -> None:
 def streams_512(report: Report, server: RunningServer) -> None:
     """Connections, and streams both ways."""
     crowds.connections(report, server, 512)
+    crowds.raw_connections(report, server, 512)
     loads.many(report, server, 512)
 
 
@@ -226,13 +233,27 @@ def bad_machine(report: Report) -> None:
 def lora_check(report: Report) -> None:
     """What adapters cost a step, and that clients get those they ask for."""
     lora.step_time(report, "tiny", rows=256, rounds=7, bars={"base": 1.1})
-    lora.step_time(report, "demo", rows=64, rounds=5, bars={"base": 1.1, "four adapters": 1.5})
+    lora.step_time(report, "demo", rows=16, rounds=3, bars={"base": 1.1, "four adapters": 1.5})
     with (
         tempfile.TemporaryDirectory() as folder,
         RunningServer(tiny_model(), *lora.arguments(tiny_model(), Path(folder))) as server,
     ):
         lora.by_openai(report, server)
         lora.over_zmq(report, server, tokens=300)
+
+
+def dashboard_buttons(report: Report) -> None:
+    """Every button in a real browser, on a server that wants a key; pictures go to the cache folder."""
+    pictures = cache_root() / "dashboard-pictures"
+    with RunningServer(tiny_model(), "--api-key", "open sesame") as server:
+        dashboard.buttons(report, server, "open sesame", pictures)
+
+
+def events_of_blocks(report: Report) -> None:
+    """A subscriber follows a server's prefix blocks."""
+    port = kv_events.two_free_ports()
+    with RunningServer(tiny_model(), "--kv-events", f"127.0.0.1:{port}") as server:
+        kv_events.kv_events(report, server, port)
 
 
 KINDS: list[tuple[str, int | None]] = [
@@ -324,6 +345,12 @@ CHECKS: dict[str, Check] = {
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
     "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
+    "latency": lambda report: latency.latency(report, tiny_model(), requests=300),
+    "node": on_tiny(lambda report, server: node.node_client(report, server, cache_root() / "node-example")),
+    "fair-clients": on_tiny(
+        lambda report, server: fair_clients.fair_clients(report, server, seats=8, flood=300, tokens=40, asked=12),
+        *("--max-num-seqs", "8", "--tokenizers", "1"),
+    ),
     "retries": on_tiny(
         lambda report, server: clients.retries(report, server, running=2, waiting=32), "--max-num-seqs", "2"
     ),
@@ -354,6 +381,15 @@ CHECKS: dict[str, Check] = {
     "block-kills": lambda report: blocks.kills(report, rounds=200),
     "block-damage": blocks.damage,
     "block-disk": lambda report: block_disk.disk(report, blocks=10_000),
+    "dashboard": dashboard_buttons,
+    "dashboard-figures": on_tiny(
+        lambda report, server: dashboard.figures(report, server, streams=128, rounds=4, tokens=64),
+        "--http-workers",
+        "2",
+    ),
+    "dashboard-cost": on_tiny(lambda report, server: dashboard.cost(report, server, streams=128, seconds=12.0)),
+    "kv-events": events_of_blocks,
+    "doctor": lambda report: doctor.doctor(report, tiny_model()),
     "soak": soak,
 }
 LONGER = {"soak": SOAK_SECONDS + 600.0, "compare": 2400.0}  # checks that may take longer than LIMIT, in seconds

@@ -5,9 +5,9 @@ thread: the SSD's threads see views of their bytes, and `poll` drops a payload o
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from cache_store.block import Block, Read
 from cache_store.pool import Entry, MemoryPool
@@ -28,6 +28,16 @@ class Tier(Enum):
     SSD = "ssd"
 
 
+class Watcher(Protocol):
+    """Hears what comes to memory and leaves it, on the engine's thread."""
+
+    def stored(self, key: bytes, parent: bytes | None, ids: bytes) -> None:
+        """A block is in memory now; `ids` are its tokens as uint32-LE."""
+
+    def removed(self, keys: Sequence[bytes]) -> None:
+        """Blocks are not in memory any more."""
+
+
 class Hit(NamedTuple):
     """How many leading blocks of a prompt are in memory, and how many after those on the SSD."""
 
@@ -40,10 +50,18 @@ class PrefixStore(Generic[B]):
 
     Each block put in is findable at once, by default written to the SSD soon, and kept in memory while the budget
     allows. `memory_bytes` bounds what is kept; blocks evicted while they wait to be written come on top, bounded by
-    the SSD store's queue. Without `ssd` there is memory only.
+    the SSD store's queue. Without `ssd` there is memory only. `watcher` hears of blocks in memory, not of snapshots.
     """
 
-    def __init__(self, *, memory_bytes: int, snapshot_share: float = 0.25, ssd: SsdStore | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        memory_bytes: int,
+        snapshot_share: float = 0.25,
+        ssd: SsdStore | None = None,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._watcher = watcher
         self._pool: MemoryPool[B] = MemoryPool(memory_bytes, snapshot_share)
         self._memory_bytes = memory_bytes
         self._ssd = ssd
@@ -144,6 +162,10 @@ class PrefixStore(Generic[B]):
         """Keep blocks in memory for good; how many of them are there."""
         return self._pool.pin(keys)
 
+    def entries(self) -> Iterator[Entry[B]]:
+        """What is kept in memory."""
+        return iter(self._pool)
+
     @property
     def nbytes(self) -> int:
         """Bytes that are kept in memory."""
@@ -225,11 +247,15 @@ class PrefixStore(Generic[B]):
         self._leave(gone)
         if kept:
             self._loose.pop(entry.key, None)
+            if self._watcher is not None and not entry.is_snapshot:
+                self._watcher.stored(entry.key, entry.parent, entry.ids)
         return kept
 
     def _leave(self, gone: Sequence[Entry[B]]) -> None:
         """Blocks left the pool: those not yet queued for the SSD are queued now, or lost when there is no room."""
         self._evicted_blocks += len(gone)
+        if self._watcher is not None and (keys := [entry.key for entry in gone if not entry.is_snapshot]):
+            self._watcher.removed(keys)
         for entry in gone:
             for urgent, backlog in zip((True, False), self._backlog, strict=True):
                 if backlog.pop(entry.key, None) is not None and not self._queue(entry, urgent):

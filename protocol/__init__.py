@@ -9,6 +9,7 @@ with Client() as client:
 
 from protocol.client.aio import AsyncClient, AsyncStream
 from protocol.client.requests import Delta
+from protocol.client.results import Result, StreamStats
 from protocol.client.sync import Client, Stream
 
-__all__ = ["AsyncClient", "AsyncStream", "Client", "Delta", "Stream"]
+__all__ = ["AsyncClient", "AsyncStream", "Client", "Delta", "Result", "Stream", "StreamStats"]

@@ -12,6 +12,7 @@ PROTOCOL_MISMATCH = "protocol_mismatch"
 # The server can't take it now; later may work.
 QUEUE_FULL = "queue_full"
 OUT_OF_MEMORY = "out_of_memory"
+RATE_LIMITED = "rate_limit_exceeded"
 DRAINING = "draining"
 LOADING = "loading"
 

@@ -21,6 +21,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from protocol.figures import Counts, LiveStream, Sample
 from protocol.ids import unpack_floats, unpack_ids
 
 PROTOCOL_VERSION = 1
@@ -151,6 +152,42 @@ class Timing(Struct, frozen=True, array_like=True):
     total: float = -1.0
 
 
+class Trace(Struct, frozen=True, array_like=True):
+    """When one traced request was where, in seconds of the monotonic clock that all processes of the server's machine
+    share; -1 for what it did not come by.
+
+    The streamer `received` it and handed its text on (`asked`); a tokenizer had it from `tokenizing` to `tokenized`;
+    its ids were known (`encoded`) and given to the engine (`submitted`), which took it in (`queued`), and `stepped`
+    when the step with its first token was sent; the streamer had that (`arrived`), and `ended` the stream. Between
+    `queued` and `stepped` the engine's thread spent `in_model`, `in_python` and `in_sockets` seconds.
+    """
+
+    received: float = -1.0
+    asked: float = -1.0
+    tokenizing: float = -1.0
+    tokenized: float = -1.0
+    encoded: float = -1.0
+    submitted: float = -1.0
+    queued: float = -1.0
+    stepped: float = -1.0
+    arrived: float = -1.0
+    ended: float = -1.0
+    in_model: float = -1.0
+    in_python: float = -1.0
+    in_sockets: float = -1.0
+
+
+class EngineTrace(Struct, frozen=True, array_like=True):
+    """The engine's part of a `Trace`, for row `rid`."""
+
+    rid: int
+    queued: float
+    stepped: float
+    in_model: float
+    in_python: float
+    in_sockets: float
+
+
 class ModelCard(Struct, frozen=True, array_like=True):
     """What clients may know of the model a cast serves. `context` and `vocab_size` are in tokens.
 
@@ -202,7 +239,7 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
     with the same `cache_salt` share prefixes. `tools` are functions as the OpenAI API describes them. With
     `split_reply` reasoning and tool calls come apart from the text, in columns of their own. Each of `more_refs` is one
     more choice for the same prompt, whose computation they share; choice number i + 1 is a stream of its own under
-    `more_refs[i]`.
+    `more_refs[i]`. With `trace` the stream's end tells when the request was where.
     """
 
     ref: int
@@ -222,6 +259,7 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
     tool_choice: ToolChoice = ToolChoice()
     split_reply: bool = False
     more_refs: list[int] = []
+    trace: bool = False
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=4):
@@ -307,6 +345,41 @@ class Rank(Struct, frozen=True, array_like=True, tag=14):
     instruction: str = ""
 
 
+class AskFigures(Struct, frozen=True, array_like=True, tag=17):
+    """Ask what the streamer counts: `streams` of the open streams at most, and the samples after `since` (Unix seconds;
+    None asks for no samples). Answered by `Figures`."""
+
+    ref: int
+    streams: int = 0
+    since: float | None = None
+
+
+class CancelStream(Struct, frozen=True, array_like=True, tag=18):
+    """End the stream `rid`, whoever asked for it. Answered by `Done` with 0 when it is gone."""
+
+    ref: int
+    rid: int
+
+
+class Quota(Struct, frozen=True, array_like=True):
+    """At most `amount` requests or tokens (`kind`) in any `seconds`."""
+
+    kind: str
+    amount: int
+    seconds: float
+
+
+class Charge(Struct, frozen=True, array_like=True, tag=19):
+    """Account for requests or tokens of the API key called `name`, whichever HTTP worker took them. Answered by `Done`;
+    a request beyond one of `quotas` by `CallFailed` with the code rate_limit_exceeded."""
+
+    ref: int
+    name: str
+    quotas: list[Quota]
+    requests: int = 0
+    tokens: int = 0
+
+
 # -- streamer -> client ------------------------------------------------------------------------------
 
 
@@ -348,7 +421,8 @@ class End(Struct, frozen=True, array_like=True):
     `outcome` is finished, cancelled, rejected or failed. `reason` is the finish reason (stop, length) of a
     finished one; `code` (see `protocol.errors`) and `message` say what went wrong with the others.
     `retry_after` is in seconds, 0 when retrying makes no sense. `param` names the offending option, `stop` the stop
-    string that ended the text. The reason of a reply that stopped behind tool calls is tool_calls.
+    string that ended the text. The reason of a reply that stopped behind tool calls is tool_calls. `trace` is there
+    when it was asked for.
     """
 
     ref: int
@@ -361,6 +435,7 @@ class End(Struct, frozen=True, array_like=True):
     retry_after: float = 0.0
     param: str = ""
     stop: str = ""
+    trace: Trace | None = None
 
 
 class Deltas(Struct, frozen=True, array_like=True, tag=24):
@@ -412,10 +487,11 @@ class CallFailed(Struct, frozen=True, array_like=True, tag=29):
     code: str
     message: str
     param: str = ""
+    retry_after: float = 0.0
 
 
 class Done(Struct, frozen=True, array_like=True, tag=30):
-    """Answer to `CancelLabel`, `Keep` and `Forget`: how many streams or values it touched."""
+    """Answer to `CancelLabel`, `CancelStream`, `Charge`, `Keep` and `Forget`: how many streams or values it touched."""
 
     ref: int
     count: int
@@ -444,6 +520,18 @@ class Ranked(Struct, frozen=True, array_like=True, tag=33):
     counts: list[int]
 
 
+class Figures(Struct, frozen=True, array_like=True, tag=37):
+    """Answer to `AskFigures`. `phases` counts the open streams; `engine` is of the last step."""
+
+    ref: int
+    counts: Counts = field(default_factory=Counts)
+    engine: "EngineStats" = field(default_factory=lambda: EngineStats())
+    phases: dict[str, int] = {}
+    connections: int = 0
+    streams: list[LiveStream] = []
+    samples: list[Sample] = []
+
+
 # -- streamer <-> tokenizer --------------------------------------------------------------------------
 
 
@@ -465,7 +553,8 @@ class Encode(Struct, frozen=True, array_like=True, tag=40):
 
 
 class Encoded(Struct, frozen=True, array_like=True, tag=41):
-    """Result of `Encode`. A non-empty `code` (see `protocol.errors`) means it failed."""
+    """Result of `Encode`. A non-empty `code` (see `protocol.errors`) means it failed. `began` and `ended` say when it
+    was done, in seconds of the monotonic clock."""
 
     epoch: int
     job: int
@@ -473,6 +562,8 @@ class Encoded(Struct, frozen=True, array_like=True, tag=41):
     code: str = ""
     message: str = ""
     param: str = ""
+    began: float = -1.0
+    ended: float = -1.0
 
 
 class Decode(Struct, frozen=True, array_like=True, tag=42):
@@ -514,7 +605,9 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     neutral value. Only requests with the same `cache_salt` share prefixes. `warm`: the prompt's blocks are to stay in
     memory for good. `thinking` says when `grammar` begins to hold and what `thinking_budget` counts. The prompt of row
     `like` is the same: while it is not computed, this row waits for it instead of computing it again. With `pool` the
-    row is embedded and nothing is generated. `adapter` names the LoRA adapter that it is computed with.
+    row is embedded and nothing is generated. `adapter` names the LoRA adapter that it is computed with. Rows of equal
+    priority are admitted in the order of their `turn`, so that clients take turns. With `trace` the step that brings
+    its first token tells when it came and what was done.
     """
 
     epoch: int
@@ -536,6 +629,8 @@ class Submit(Struct, frozen=True, array_like=True, tag=61):
     like: int = 0
     pool: Pool | None = None
     adapter: str = ""
+    turn: int = 0
+    trace: bool = False
 
 
 class Abort(Struct, frozen=True, array_like=True, tag=62):
@@ -623,6 +718,7 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     pooled_rids: list[int] = []
     pooled: list[bytes] = []
     unread: bool = False
+    traces: list[EngineTrace] = []
 
 
 # -- supervisor <-> actors ---------------------------------------------------------------------------
@@ -649,7 +745,8 @@ class StartFailed(Struct, frozen=True, array_like=True, tag=81):
 
 
 class Alive(Struct, frozen=True, array_like=True, tag=82):
-    """Answer of an actor's main loop to `Probe`. `streams` counts open streams (streamer, HTTP worker)."""
+    """Answer of an actor's main loop to `Probe`. `streams` counts open streams (streamer, HTTP worker), `http` the
+    requests an HTTP worker has answered, by `METHOD PATH STATUS`."""
 
     role: str
     index: int
@@ -657,6 +754,7 @@ class Alive(Struct, frozen=True, array_like=True, tag=82):
     seq: int
     streams: int = 0
     stats: EngineStats | None = None
+    http: dict[str, int] = {}
 
 
 class Probe(Struct, frozen=True, array_like=True, tag=83):
@@ -666,7 +764,11 @@ class Probe(Struct, frozen=True, array_like=True, tag=83):
 
 
 class ActorState(Struct, frozen=True, array_like=True):
-    """One actor as the supervisor sees it. `state` is starting, ready, stopping or dead."""
+    """One actor as the supervisor sees it. `state` is starting, ready, stopping or dead.
+
+    `memory` (bytes) and `cpu` (seconds) are of the process; `restarts` counts its predecessors, `crashes` those of them
+    that were not replaced on demand.
+    """
 
     name: str
     role: str
@@ -675,11 +777,16 @@ class ActorState(Struct, frozen=True, array_like=True):
     state: str
     epoch: int
     endpoint: str = ""
+    memory: int = 0
+    cpu: float = 0.0
+    restarts: int = 0
+    crashes: int = 0
 
 
 class SystemState(Struct, frozen=True, array_like=True, tag=84):
     """The system as the supervisor sees it, sent to every actor on each change and to HTTP workers on each
-    heartbeat. `status` is loading, ok, degraded, draining or failed; `message` says why it failed."""
+    heartbeat. `status` is loading, ok, degraded, draining or failed; `message` says why it failed. `http` sums what all
+    HTTP workers have answered, by `METHOD PATH STATUS`. `started` is in Unix seconds."""
 
     status: str
     model: str
@@ -687,6 +794,9 @@ class SystemState(Struct, frozen=True, array_like=True, tag=84):
     engine: EngineStats = field(default_factory=EngineStats)
     card: ModelCard | None = None
     message: str = ""
+    http: dict[str, int] = {}
+    supervisor: ActorState | None = None
+    started: float = 0.0
 
 
 class Drain(Struct, frozen=True, array_like=True, tag=85):
@@ -715,9 +825,10 @@ class EngineUse(Struct, frozen=True, array_like=True, tag=87):
     broken: str = ""
 
 
-ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank
+Watch = AskFigures | CancelStream | Charge
+ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank | Watch
 ClientMessage = Hello | Ping | Generate | Cancel | Credit | ClientCall
-CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept | Embedded | Ranked
+CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept | Embedded | Ranked | Figures
 ServerMessage = Welcome | Refused | Pong | Accepted | Deltas | CallAnswer
 TokenizerJob = Encode | Decode
 TokenizerResult = Encoded | Decoded

@@ -1,7 +1,8 @@
-"""`ApiKeys`: lets in requests that bring one of the server's keys. A middleware of the app, on the event loop.
+"""`ApiKeys`: lets in requests that bring one of the server's keys, within that key's limits. A middleware of the app,
+on the event loop.
 
 A key comes as `Authorization: Bearer KEY`, as OpenAI's clients send it, or as `x-api-key`. `/health` and `/ready`
-are open: they are for those that watch the server.
+are open: they are for those that watch the server; and so are the dashboard's files, whose page asks for the key.
 """
 
 import hmac
@@ -9,7 +10,10 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import INVALID_API_KEY, ApiError
+from protocol.errors import CallboardError
+from server.backend import Backend
+from server.errors import INVALID_API_KEY, KEY_NOT_ALLOWED, ApiError, from_client_error
+from server.key_file import ApiKey, digest_of
 from server.request_log import record_of
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -24,24 +28,63 @@ def given_key(scope: Scope) -> bytes:
     return bytes(headers.get(b"x-api-key", b""))
 
 
-class ApiKeys:
-    """Refuses with 401 what brings none of `keys`. Every key is compared, each in constant time."""
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path == "/admin" or (path.startswith("/admin/") and not path.startswith("/admin/api/"))
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+
+def _is_for_admins(path: str) -> bool:
+    return path == "/metrics" or path.startswith("/admin/api/")
+
+
+class ApiKeys:
+    """Refuses what brings none of `keys` (401), what the key is not for (403), and what is beyond its limits (429)."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey], backend: Backend) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
+        self._backend = backend
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run one request, or refuse it."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(given_key(scope)):
+        if scope["type"] != "http" or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
-        error = ApiError(INVALID_API_KEY, "this server needs an API key: send it as `Authorization: Bearer KEY`")
-        record_of(scope).error_code = error.code
-        await error.response(scope["path"])(scope, receive, send)
+        record = record_of(scope)
+        try:
+            key = self._key(scope)
+            record.key = key.name
+            limited = bool(key.quotas) and scope["method"] == "POST"
+            if limited:
+                await self._charge(key, requests=1)
+        except ApiError as error:
+            record.error_code = error.code
+            await error.response(scope["path"])(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if limited and record.tokens:
+                self._backend.spawn(self._charge(key, tokens=record.tokens))
 
-    def _knows(self, given: bytes) -> bool:
-        found = False
-        for key in self._keys:
-            found |= hmac.compare_digest(key, given)
+    def _key(self, scope: Scope) -> ApiKey:
+        given = digest_of(given_key(scope))
+        found = None
+        for key in self._keys:  # all of them, each in constant time
+            if hmac.compare_digest(key.digest, given):
+                found = key
+        if found is None:
+            text = "this server needs an API key: send it as `Authorization: Bearer KEY`"
+            raise ApiError(INVALID_API_KEY, text)
+        if _is_for_admins(scope["path"]) and not found.admin:
+            raise ApiError(KEY_NOT_ALLOWED, f"the API key {found.name!r} is not for this; it needs `admin = true`")
         return found
+
+    async def _charge(self, key: ApiKey, *, requests: int = 0, tokens: int = 0) -> None:
+        try:
+            await self._backend.client().charge(key.name, key.quotas, requests=requests, tokens=tokens)
+        except CallboardError as error:
+            if requests:
+                raise from_client_error(error) from None
+        except ApiError:
+            if requests:
+                raise

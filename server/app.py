@@ -1,11 +1,15 @@
 """The Starlette application of an HTTP worker: routes, CORS, request ids and error handlers put together."""
 
+from pathlib import Path
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
 
+from server.admin import Admin
 from server.api_keys import ApiKeys
 from server.backend import Backend
 from server.calls import JsonCall, cancel_request, detokenize, tokenize
@@ -15,6 +19,8 @@ from server.endpoints import GenerateEndpoint
 from server.errors import ApiError, on_api_error, on_http_exception, on_unexpected
 from server.health import HealthEndpoints
 from server.messages import count_tokens, parse_message
+from server.metrics import MetricsEndpoint
+from server.ollama import OllamaApi
 from server.openapi import describe
 from server.options import HttpOptions
 from server.pooled import embeddings, rerank
@@ -22,12 +28,13 @@ from server.request_log import RequestLog
 from server.responses import ResponseEndpoints, parse_response
 
 
-def make_app(backend: Backend, options: HttpOptions) -> Starlette:
-    """The app, serving what `backend` connects to."""
-    health = HealthEndpoints(backend)
-    kept = ResponseEndpoints(backend)
+def make_app(backend: Backend, options: HttpOptions, log: Path | None = None) -> Starlette:
+    """The app, serving what `backend` connects to. `log` holds the end of the system's log."""
+    routes = _routes(backend, options, log)
     # CORS stands inside the log, so that a preflight is logged too, and outside all that may fail.
-    middleware = [Middleware(RequestLog)]
+    middleware = [Middleware(RequestLog, backend.answered, [route.path for route in routes])]
+    if options.trusted_hosts:
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=options.trusted_hosts, www_redirect=False))
     if options.allow_origins:
         middleware.append(
             Middleware(
@@ -39,39 +46,63 @@ def make_app(backend: Backend, options: HttpOptions) -> Starlette:
             )
         )
     if options.api_keys:
-        middleware.append(Middleware(ApiKeys, keys=options.api_keys))
+        middleware.append(Middleware(ApiKeys, keys=options.api_keys, backend=backend))
     app = Starlette(
-        routes=[
-            *(
-                Route(path, GenerateEndpoint(backend, options, parse), methods=["POST"])
-                for path, parse in (
-                    ("/v1/chat/completions", parse_chat),
-                    ("/v1/completions", parse_completion),
-                    ("/v1/responses", parse_response),
-                    ("/v1/messages", parse_message),
-                )
-            ),
-            *(
-                Route(path, JsonCall(backend, options, work), methods=["POST"])
-                for path, work in (
-                    ("/v1/messages/count_tokens", count_tokens),
-                    ("/tokenize", tokenize),
-                    ("/detokenize", detokenize),
-                    ("/v1/embeddings", embeddings),
-                    ("/v1/rerank", rerank),
-                )
-            ),
-            Route("/v1/responses/{id}", kept.get, methods=["GET"]),
-            Route("/v1/responses/{id}", kept.delete, methods=["DELETE"]),
-            Route("/v1/requests/{id}/cancel", cancel_request(backend), methods=["POST"]),
-            Route("/openapi.json", describe),
-            Route("/v1/models", health.models),
-            Route("/v1/models/{name:path}", health.model),
-            Route("/ready", health.ready),
-            Route("/health", health.health),
-        ],
+        routes=routes,
         middleware=middleware,
         exception_handlers={ApiError: on_api_error, HTTPException: on_http_exception, Exception: on_unexpected},
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _routes(backend: Backend, options: HttpOptions, log: Path | None) -> list[Route]:
+    health = HealthEndpoints(backend)
+    ollama = OllamaApi(backend)
+    kept = ResponseEndpoints(backend)
+    return [
+        *(
+            Route(path, GenerateEndpoint(backend, options, parse), methods=["POST"])
+            for path, parse in (
+                ("/v1/chat/completions", parse_chat),
+                ("/v1/completions", parse_completion),
+                ("/v1/responses", parse_response),
+                ("/v1/messages", parse_message),
+            )
+        ),
+        *(
+            Route(path, JsonCall(backend, options, work), methods=["POST"])
+            for path, work in (
+                ("/v1/messages/count_tokens", count_tokens),
+                ("/tokenize", tokenize),
+                ("/detokenize", detokenize),
+                ("/v1/embeddings", embeddings),
+                ("/v1/rerank", rerank),
+            )
+        ),
+        Route("/v1/responses/{id}", kept.get, methods=["GET"]),
+        Route("/v1/responses/{id}", kept.delete, methods=["DELETE"]),
+        Route("/v1/requests/{id}/cancel", cancel_request(backend), methods=["POST"]),
+        Route("/openapi.json", describe),
+        Route("/v1/models", health.models),
+        Route("/v1/models/{name:path}", health.model),
+        Route("/metrics", MetricsEndpoint(backend).get, include_in_schema=False),
+        *Admin(backend, log).routes(),
+        *(
+            Route(f"/api/{name}", endpoint, methods=["POST"], include_in_schema=False)
+            for name, endpoint in (
+                ("chat", GenerateEndpoint(backend, options, ollama.parse_chat)),
+                ("generate", GenerateEndpoint(backend, options, ollama.parse_generate)),
+                ("embed", JsonCall(backend, options, ollama.embed)),
+                ("embeddings", JsonCall(backend, options, ollama.embed)),
+                ("show", JsonCall(backend, options, ollama.show)),
+            )
+        ),
+        Route("/", ollama.root, include_in_schema=False),
+        Route("/api/version", ollama.version, include_in_schema=False),
+        Route("/api/tags", ollama.tags, include_in_schema=False),
+        Route("/api/ps", ollama.ps, include_in_schema=False),
+        Route("/api/{name}", ollama.instead, methods=["POST", "DELETE"], include_in_schema=False),
+        Route("/ready", health.ready),
+        Route("/health", health.health),
+    ]

@@ -22,11 +22,12 @@ from protocol.errors import (
     RequestFailed,
     ServerLost,
 )
-from protocol.messages import ActorState, ModelCard, Stop, SystemState
+from protocol.messages import ActorState, Figures, ModelCard, Stop, SystemState
 from server.errors import ApiError
 
 log = structlog.get_logger()
 
+FIGURES_TIME = 3.0  # seconds the streamer may take to tell its figures
 STALE_AFTER = 10.0  # seconds without a word from the supervisor until its last word counts as degraded
 
 
@@ -36,6 +37,7 @@ class Backend:
     def __init__(self, model: str, client_name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = SystemState(LOADING, model, [])
         self.in_work = 0
+        self.answered: dict[str, int] = {}  # HTTP requests, by `METHOD PATH STATUS`
         self._client_name = client_name
         self._clock = clock
         self._heard = clock()
@@ -90,6 +92,15 @@ class Backend:
         """Folders of the LoRA adapters that can be asked for as models, by name."""
         return self.state.card.adapters if self.state.card is not None else {}
 
+    async def figures(self, streams: int = 0, since: float | None = None) -> Figures | None:
+        """What the streamer counts; None while it can't be asked."""
+        if self._client is None:
+            return None
+        try:
+            return await asyncio.wait_for(self._client.figures(streams, since), FIGURES_TIME)
+        except (CallboardError, TimeoutError):
+            return None
+
     def check_model(self, asked: str | None) -> None:
         """Raises ApiError when a request asks for a model that isn't served; None asks for whatever is."""
         if asked and asked != self.model and asked not in self.adapters:
@@ -116,7 +127,7 @@ class Backend:
         wanted = self._client is None and not self._connecting and self._stopped is None
         if wanted and streamer is not None and streamer.state == "ready":
             self._connecting = True
-            self._run(self._connect(streamer))
+            self.spawn(self._connect(streamer))
 
     def on_drain(self) -> None:
         """Refuse new requests from now on."""
@@ -157,9 +168,10 @@ class Backend:
         if client is not None:
             client.on_lost = None
             client.fail_open_streams(error)
-            self._run(client.close())
+            self.spawn(client.close())
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done beside what is being served."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

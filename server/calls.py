@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -20,7 +19,7 @@ from server.schemas_calls import CancelBody, DetokenizeBody, DetokenizeRequest, 
 from server.sse import encode_json
 from server.tools import parse_tools
 
-Work = Callable[[bytes, Backend], Awaitable[msgspec.Struct]]
+Work = Callable[[bytes, Backend], Awaitable[object]]
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 _AT_ONCE = 64  # token strings asked for at the same time
 

@@ -7,7 +7,10 @@ import argparse
 import sys
 from importlib.metadata import version
 
+from server.cli_arguments import add_other_commands
 from server.cli_cache import add_cache_commands
+from server.cli_keys import add_keys_options
+from server.other_flags import add_other_flags
 from server.settings import add_options
 
 
@@ -26,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a local folder, a hub id such as mlx-community/Qwen3-4B-4bit, or `demo`",
     )
     add_options(serve)
+    add_other_flags(serve)
 
     demo = commands.add_parser("demo", help="the same as `serve demo`: a small model that really talks")
     demo.set_defaults(model="demo")
@@ -41,29 +45,74 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--max-tokens", type=int, help="longest answer, in tokens")
 
     add_cache_commands(commands.add_parser("cache", help="look at, check and clear the prefix cache on the SSD"))
+    keys = commands.add_parser("keys", help="make the keys for ZeroMQ over tcp, and let in further clients")
+    add_keys_options(keys)
     restart = commands.add_parser("restart-engine", help="replace the engine of a running server; no stream is lost")
     restart.add_argument("--name", help="name of the running server (default: the only one)")
+    add_other_commands(commands)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns its exit code."""
-    args = _parser().parse_args(argv)
-    if args.command == "chat":
-        from server.cli_chat import chat
+    parser = _parser()
+    args = parser.parse_args(argv)
+    match args.command:
+        case "serve" | "demo":
+            from server.cli_serve import serve
 
-        return chat(args)
-    if args.command == "cache":
-        from server.cli_cache import cache
+            return serve(args)
+        case "chat":
+            from server.cli_chat import chat
 
-        return cache(args)
-    if args.command == "restart-engine":
-        from server.cli_restart import restart_engine
+            return chat(args)
+        case "cache":
+            from server.cli_cache import cache
 
-        return restart_engine(args)
-    from server.cli_serve import serve
+            return cache(args)
+        case "keys":
+            from server.cli_keys import make_keys
 
-    return serve(args)
+            return make_keys(args)
+        case "restart-engine":
+            from server.cli_restart import restart_engine
+
+            return restart_engine(args)
+        case "ps":
+            from server.cli_servers import ps
+
+            return ps()
+        case "stop":
+            from server.cli_servers import stop
+
+            return stop(args)
+        case "top":
+            from server.cli_top import top
+
+            return top(args)
+        case "ls":
+            from server.cli_models import ls
+
+            return ls()
+        case "pull":
+            from server.cli_models import pull
+
+            return pull(args.model)
+        case "rm":
+            from server.cli_models import rm
+
+            return rm(args.model, yes=args.yes)
+        case "doctor":
+            from server.cli_doctor import doctor
+
+            return doctor(args)
+        case "bench":
+            from server.cli_bench import bench
+
+            return bench(args)
+    from server.cli_completion import completion
+
+    return completion(parser, args.shell)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def chat(args: argparse.Namespace) -> int:
     try:
         if name is None and not running_servers() and not os.environ.get("CALLBOARD_ENDPOINT"):
             name = f"chat-{os.getpid()}"
-            own = _start(args.model, name, console)
+            own = start_server(args.model, name, console)
         with Client(name) as client:
             models = ", ".join(card.name for card in client.models())
             console.print(f"[dim]{models}: /reset forgets the chat, Ctrl-C stops an answer, Ctrl-D ends[/dim]")
@@ -42,7 +42,8 @@ def chat(args: argparse.Namespace) -> int:
     return 0
 
 
-def _start(model: str, name: str, console: Console) -> "subprocess.Popen[bytes]":
+def start_server(model: str, name: str, console: Console) -> "subprocess.Popen[bytes]":
+    """A server of our own with `model`, once it serves. Raises ServerNotFound with its log when it doesn't."""
     log = tempfile.TemporaryFile()  # noqa: SIM115 the child keeps it open
     command = [sys.executable, "-P", "-m", "server.cli", "serve", model, "--port", "0", "--name", name]
     # A session of its own: Ctrl-C in the terminal stops an answer, not the server.

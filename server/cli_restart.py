@@ -1,17 +1,15 @@
 """`callboard restart-engine`: has a running server replace its engine, and waits until the new one serves."""
 
 import argparse
-import json
 import os
 import signal
 import sys
 import time
-import urllib.error
-import urllib.request
 from typing import Any
 
 from protocol.endpoints import find_server
 from protocol.errors import ServerNotFound
+from server.cli_http import health
 
 PATIENCE = 600.0  # seconds a large model may take to load
 POLL = 0.2  # seconds
@@ -42,9 +40,4 @@ def restart_engine(args: argparse.Namespace) -> int:
 
 def _engine(url: str) -> dict[str, Any]:
     """What the server's health says of its engine. Raises OSError when it doesn't answer."""
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=10) as response:
-            health = json.load(response)
-    except urllib.error.HTTPError as error:  # not healthy, but it speaks
-        health = json.load(error)
-    return next((actor for actor in health["actors"] if actor["name"] == "engine"), {})
+    return next((actor for actor in health(url)["actors"] if actor["name"] == "engine"), {})

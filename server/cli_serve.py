@@ -5,27 +5,33 @@ supervisor starts dies with this process.
 """
 
 import argparse
+import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO, cast
 
 import msgspec
 from rich.console import Console
 
 from actors.adapter_files import parse_adapter, read_adapter
 from actors.config import CastConfig
+from actors.log_file import LogFile, Tee
 from actors.logs import configure_logs
 from actors.rundir import NameTaken, RunDirectory
 from actors.supervision import Supervision
 from actors.supervisor import HttpSpec, Supervisor, raise_file_limit
 from protocol.endpoints import home
 from server.cli_cache import default_directory
+from server.key_file import ApiKey, KeyFileError, plain_key, read_key_file
 from server.models.device import installed_device, missing_backend_hint
 from server.models.errors import ModelError
 from server.models.resolve import resolve_model
 from server.options import API_KEYS_VARIABLE, HttpOptions
 from server.settings import ServeSettings, SettingsError, resolve_settings
 
+RECENT_LOG = 512 << 10  # bytes of the log kept in the run directory, for the dashboard
 BACKLOG = 4096  # connections that may arrive at once; the system caps it (somaxconn)
 
 
@@ -65,9 +71,10 @@ def listen(settings: ServeSettings) -> socket.socket:
 
 
 def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socket) -> int:
+    keys = _keys(settings)
     port = listener.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{port}"
+    url = f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
     try:
         run_dir = RunDirectory.create(settings.name or str(port))
     except ValueError as error:
@@ -75,6 +82,7 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
     except OSError as error:
         raise CannotServe(f"no run directory can be made in {home()}: {error}; set CALLBOARD_HOME") from None
     try:
+        keep_log = _keep_logs(settings, run_dir)
         adapters = find_adapters(settings)
         model_path = resolve_model(spec, device=device)
     except BaseException:
@@ -99,6 +107,8 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         start_timeout=settings.start_timeout,
         hang_timeout=settings.hang_timeout,
         zmq_tcp=settings.zmq_tcp,
+        zmq_keys=str(Path(settings.zmq_keys).expanduser().absolute()) if settings.zmq_keys else "",
+        busy_poll=settings.busy_poll / 1000,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         prefill_step_size=settings.prefill_step_size,
@@ -119,28 +129,76 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         flush_timeout=settings.flush_timeout,
         adapters=adapters,
         max_loras=settings.max_loras,
+        kv_events=settings.kv_events,
         log_steps=settings.log_steps,
         blas_threads=settings.blas_threads,
         trust_remote_code=settings.trust_remote_code,
         log_level=settings.log_level,
     )
-    options = HttpOptions(model_name=model_name, allow_origins=settings.allow_origins, log_level=settings.log_level)
+    options = HttpOptions(
+        model_name=model_name,
+        allow_origins=settings.allow_origins,
+        trusted_hosts=settings.trusted_hosts,
+        tls_cert=_existing("--tls-cert", settings.tls_cert),
+        tls_key=_existing("--tls-key", settings.tls_key),
+        log_prompts=settings.log_prompts,
+        log_level=settings.log_level,
+    )
     http = HttpSpec(
         "server.worker",
         msgspec.json.encode(options).decode(),
         listener,
         settings.http_workers,
         url,
-        {API_KEYS_VARIABLE: msgspec.json.encode(settings.api_key).decode()} if settings.api_key else {},
+        {API_KEYS_VARIABLE: msgspec.json.encode(keys).decode()} if keys else {},
     )
 
     def on_ready(table: Supervision) -> None:
         print_welcome(url, run_dir.name, model_name, table)
 
     try:
-        return Supervisor(config, run_dir, http, on_ready).run()
+        return Supervisor(config, run_dir, http, on_ready, keep_log=keep_log).run()
     except OSError as error:
         raise CannotServe(f"the server can't be started: {error}") from error
+
+
+def _keys(settings: ServeSettings) -> list[ApiKey]:
+    """All API keys. Raises CannotServe."""
+    keys = [plain_key(key) for key in settings.api_key]
+    if settings.api_key_file:
+        try:
+            keys += read_key_file(Path(settings.api_key_file).expanduser())
+        except KeyFileError as error:
+            raise CannotServe(f"--api-key-file: {error}") from None
+    return keys
+
+
+def _existing(flag: str, file: str) -> str:
+    """The absolute path of a file that must be there. Raises CannotServe."""
+    if not file:
+        return ""
+    path = Path(file).expanduser().absolute()
+    if not os.access(path, os.R_OK):
+        raise CannotServe(f"{flag}: {file} can't be read")
+    return str(path)
+
+
+def _keep_logs(settings: ServeSettings, run_dir: RunDirectory) -> Callable[[bytes], None]:
+    """Have the log kept in the run directory, and in the file that was asked for. Raises CannotServe."""
+    files = [LogFile(run_dir.path / "log", RECENT_LOG)]
+    if settings.log_file:
+        try:
+            path = Path(settings.log_file).expanduser().absolute()
+            files.append(LogFile(path, int(settings.log_max_mb * 1e6), settings.log_keep))
+        except OSError as error:
+            raise CannotServe(f"--log-file: {settings.log_file} can't be written: {error.strerror}") from None
+    configure_logs(settings.log_level, cast(TextIO, Tee(files)), actor="supervisor")
+
+    def keep(line: bytes) -> None:
+        for file in files:
+            file.write(line)
+
+    return keep
 
 
 def find_adapters(settings: ServeSettings) -> dict[str, str]:
@@ -172,6 +230,7 @@ def print_welcome(url: str, name: str, model: str, table: Supervision) -> None:
     context = f", context {table.card.context} tokens" if table.card else ""
     console.print(f"[bold]Callboard[/bold] serves {model}{context}")
     console.print(f"  HTTP    {url}/v1")
+    console.print(f"  watch   {url}/admin")
     console.print(f"  ZeroMQ  protocol.Client({name!r})", markup=False)
     console.print(f"  actors  {actors}")
     console.print("Try it:")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.backend import Backend
@@ -20,12 +21,12 @@ from server.request_log import RequestRecord, record_of
 
 log = structlog.get_logger()
 
-Parse = Callable[[bytes, str, str], tuple[str | None, Generation]]
+Parse = Callable[[bytes, str, str], tuple[str | None, Generation | Response]]
 
 
 class GenerateEndpoint:
     """Serves one of the APIs. `parse` turns a body, and the model's name and the request's id for the answer, into the
-    model that was asked for and a `Generation`."""
+    model that was asked for and a `Generation`, or a whole answer when nothing is to be generated."""
 
     def __init__(self, backend: Backend, options: HttpOptions, parse: Parse) -> None:
         self._backend = backend
@@ -60,7 +61,12 @@ class GenerateEndpoint:
         options = self._options
         self._backend.client()  # so that nothing is read for a server that can't serve
         body = await read_body(scope, receive, options.max_body_bytes, options.body_timeout)
+        if options.log_prompts:
+            log.info("prompt", request_id=record.request_id, body=body.decode(errors="replace"))
         model, generation = self._parse(body, self._backend.model, record.request_id)
         self._backend.check_model(model)
+        if isinstance(generation, Response):
+            await generation(scope, receive, send)
+            return
         generation.model = model or ""
         await run(generation, self._backend.client(), record, options, receive, send, abort_of(scope))

@@ -21,6 +21,7 @@ BODY_TOO_LARGE = "body_too_large"
 BODY_TIMEOUT = "body_timeout"
 UNSUPPORTED = "unsupported_parameter"
 INVALID_API_KEY = "invalid_api_key"
+KEY_NOT_ALLOWED = "key_not_allowed"
 
 MAX_MESSAGE = 2000  # characters; a message may quote what the client sent
 MAX_PARAM = 200
@@ -45,6 +46,8 @@ _SHOWN = {
     codes.PROMPT_TOO_LONG: Shown(400, _BAD, "context_length_exceeded"),
     UNSUPPORTED: Shown(400, _BAD, UNSUPPORTED),
     INVALID_API_KEY: Shown(401, "authentication_error", INVALID_API_KEY),
+    KEY_NOT_ALLOWED: Shown(403, "permission_error", KEY_NOT_ALLOWED),
+    codes.RATE_LIMITED: Shown(429, "rate_limit_error", codes.RATE_LIMITED, 1.0),
     codes.MODEL_NOT_FOUND: Shown(404, _BAD, codes.MODEL_NOT_FOUND),
     NOT_FOUND: Shown(404, _BAD, NOT_FOUND),
     METHOD_NOT_ALLOWED: Shown(405, _BAD, METHOD_NOT_ALLOWED),
@@ -72,6 +75,7 @@ _ANTHROPIC = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
@@ -122,9 +126,14 @@ class ApiError(Exception):
     def response(self, path: str = "") -> Response:
         """The error as a whole response to a request for `path`."""
         headers = {}
-        if self.status == 503 and self.retry_after > 0:
+        if self.status in (429, 503) and self.retry_after > 0:
             headers["retry-after"] = str(math.ceil(self.retry_after))
-        body = self.anthropic_body() if path.startswith("/v1/messages") else self.body()
+        if path.startswith("/v1/messages"):
+            body = self.anthropic_body()
+        elif path.startswith("/api/"):
+            body = msgspec.json.encode({"error": self.message})  # as Ollama has it
+        else:
+            body = self.body()
         return Response(body, self.status, headers, media_type="application/json")
 
 

@@ -23,7 +23,7 @@ from server.errors import ApiError, from_client_error, invalid
 from server.options import HttpOptions
 from server.request_log import RequestRecord
 from server.schemas import CompletionTokensDetails, PromptTokensDetails, SamplingFields, ToolCallBody, UsageBody
-from server.sse import SseWriter, encode_json
+from server.sse import EVENTS, SseWriter, encode_json
 from server.tools import Tools, join_calls
 
 T = TypeVar("T")
@@ -69,15 +69,15 @@ class Answer(Protocol):
     def failure(self, error: ApiError) -> bytes:
         """What ends a response that fails on the way."""
 
-    def whole(self, choices: list[Choice], usage: UsageBody) -> msgspec.Struct:
+    def whole(self, choices: list[Choice], usage: UsageBody) -> object:
         """The response that is sent whole."""
 
 
 class Generation(msgspec.Struct):
     """What a request asks for. Each of `prompts` holds the one of `prompt`, `messages` and `ids` it is made of.
 
-    `prepare` is awaited before anything else, and may still change the prompts or raise ApiError; `finish` when all
-    streams are at their end.
+    `media_type` is that of a streamed answer. `prepare` is awaited before anything else, and may still change the
+    prompts or raise ApiError; `finish` when all streams are at their end.
     """
 
     prompts: list[dict[str, Any]]
@@ -93,6 +93,7 @@ class Generation(msgspec.Struct):
     model: str = ""
     prepare: Callable[["Generation", AsyncClient], Awaitable[None]] | None = None
     finish: Callable[[AsyncClient, UsageBody], Awaitable[None]] | None = None
+    media_type: str = EVENTS
 
 
 def sampling_params(
@@ -167,7 +168,7 @@ async def run(
             streams += _start(generation, prompt, client, record, options)
         async with _cancel_when_gone(receive, streams, record):
             if generation.stream:
-                writer = SseWriter(send, options.keepalive_interval, options.send_timeout, abort)
+                writer = SseWriter(send, options.keepalive_interval, options.send_timeout, abort, generation.media_type)
                 await _stream(generation, streams, client, writer, record)
             else:
                 await _whole(generation, streams, client, record, send)

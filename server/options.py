@@ -4,6 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from server.key_file import ApiKey
+
 API_KEYS_VARIABLE = "CALLBOARD_WORKER_API_KEYS"
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -23,6 +25,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     `request_timeout` ends a request that takes longer; None leaves it to the streamer's own limit.
     `api_keys` are the keys one of which a request must bring; none lets everybody in. The worker takes them from its
     environment (`API_KEYS_VARIABLE`, a JSON list), for a command line can be read by everybody.
+    `trusted_hosts` are the names under which the server may be asked; none means any.
+    `tls_cert` and `tls_key` are PEM files. With `log_prompts` the bodies of requests are logged.
     `log_level` is that of structlog.
     """
 
@@ -35,5 +39,9 @@ class HttpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     send_timeout: Seconds = 120.0
     idle_timeout: Annotated[int, Meta(ge=1)] = 75
     request_timeout: Seconds | None = None
-    api_keys: list[str] = []
+    api_keys: list[ApiKey] = []
+    trusted_hosts: list[str] = []
+    tls_cert: str = ""
+    tls_key: str = ""
+    log_prompts: bool = False
     log_level: str = "info"

@@ -7,6 +7,7 @@ into the scope.
 import re
 import secrets
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import structlog
@@ -19,7 +20,8 @@ log = structlog.get_logger()
 
 MAX_ID = 128
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:-]")
-_QUIET = frozenset({"/health", "/ready"})
+_QUIET = frozenset({"/health", "/ready", "/metrics"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class RequestRecord:
@@ -32,6 +34,13 @@ class RequestRecord:
         self.streams: list[AsyncStream] = []
         self.error_code = ""
         self.client_gone = False
+        self.key = ""  # name of the API key
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and answer of all streams that have ended."""
+        usages = [stream.end.usage for stream in self.streams if stream.end is not None]
+        return sum(usage.prompt_tokens + usage.completion_tokens for usage in usages)
 
     def generation_fields(self) -> dict[str, Any]:
         """Times (seconds; the slowest of several prompts) and token counts, as far as the streams got."""
@@ -72,10 +81,16 @@ def request_id(scope: Scope) -> str:
 
 
 class RequestLog:
-    """Gives each request its id, sends it back in `x-request-id`, and logs the request when it is over."""
+    """Gives each request its id, sends it back in `x-request-id`, and logs and counts the request when it is over.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `answered` counts by method, path and status; of paths that are none of `paths` only their kind is kept.
+    """
+
+    def __init__(self, app: ASGIApp, answered: dict[str, int], paths: Iterable[str] = ()) -> None:
         self._app = app
+        self._answered = answered
+        self._paths = {path for path in paths if "{" not in path}
+        self._kinds = {path.partition("{")[0]: path.replace(":path", "") for path in paths if "{" in path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run one request."""
@@ -100,18 +115,30 @@ class RequestLog:
     def _log(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
         path = scope["path"]
         fields = record.generation_fields()
+        if record.key:
+            fields["key"] = record.key
         if record.error_code:
             fields["reason"] = record.error_code
         elif record.client_gone:
             fields["reason"] = "client_gone"
-        write = log.debug if path in _QUIET else log.info
+        status = record.status or (CLIENT_CLOSED if record.client_gone else 500)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        key = f"{method} {self._kind(path)} {status}"
+        self._answered[key] = self._answered.get(key, 0) + 1
+        quiet = path in _QUIET or path == "/admin" or path.startswith("/admin/")
+        write = log.debug if quiet else log.info
         write(
             "request",
             request_id=record.request_id,
             method=scope["method"],
             path=path[:200],
-            status=record.status or (CLIENT_CLOSED if record.client_gone else 500),
+            status=status,
             stream=record.stream,
             seconds=round(seconds, 4),
             **fields,
         )
+
+    def _kind(self, path: str) -> str:
+        if path in self._paths:
+            return path
+        return next((kind for start, kind in self._kinds.items() if path.startswith(start)), "other")

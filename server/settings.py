@@ -62,18 +62,20 @@ def _size(text: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
-def _loopback(text: str) -> str:
+def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
     try:
-        loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        host == "localhost" or ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        loopback = False
-    if not loopback:
-        raise ValueError(
-            f"{text!r} is no loopback address and port, such as 127.0.0.1:5555; others would be unprotected"
-        )
+        raise ValueError(f"{text!r} is no address and port, such as 127.0.0.1:5555") from None
     _number(int, 1, 65535)(port)
     return text
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches `HOST:PORT`."""
+    host = address.rpartition(":")[0]
+    return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
 
 
 def _list(text: str) -> list[str]:
@@ -111,17 +113,28 @@ class ServeSettings(msgspec.Struct, frozen=True):
     flush_timeout: float = 20.0
     adapter_path: list[str] = []
     max_loras: int = 8
+    kv_events: str = ""
     log_steps: bool = False
     timeout: float = 600.0
     drain_timeout: float = 30.0
     start_timeout: float = 300.0
     hang_timeout: float | None = None
     zmq_tcp: str = ""
+    zmq_keys: str = ""
+    busy_poll: float = 0.0
     api_key: list[str] = []
+    api_key_file: str = ""
+    trusted_hosts: list[str] = []
+    tls_cert: str = ""
+    tls_key: str = ""
+    log_prompts: bool = False
     allow_origins: list[str] = []
     blas_threads: int | None = None
     trust_remote_code: bool = False
     log_level: str = "info"
+    log_file: str = ""
+    log_max_mb: float = 50.0
+    log_keep: int = 5
 
 
 @dataclass(frozen=True)
@@ -189,6 +202,9 @@ OPTIONS: dict[str, Option] = {
         _list, "NAME=PATH", "folder of a LoRA adapter, which is asked for as model NAME; may be given several times"
     ),
     "max_loras": Option(_number(int, 1, 1024), "N", "LoRA adapters in memory, and in one batch, at the same time"),
+    "kv_events": Option(
+        _address, "HOST:PORT", "publish which prefix blocks are in memory, as vLLM does; the port after it replays"
+    ),
     "log_steps": Option(_boolean, "BOOL", "log what the scheduler decides in each step"),
     "timeout": Option(_number(float, 0.001, 1e9), "S", "seconds a request may take at most"),
     "drain_timeout": Option(_number(float, 0, 1e9), "S", "seconds running requests may take after SIGTERM"),
@@ -198,12 +214,30 @@ OPTIONS: dict[str, Option] = {
         "S",
         "seconds without a step after which the engine is replaced (default: 20 times the slowest step, at least 10)",
     ),
-    "zmq_tcp": Option(_loopback, "HOST:PORT", "let programs reach ZeroMQ over tcp too, on a loopback address only"),
+    "zmq_tcp": Option(
+        _address, "HOST:PORT", "let programs reach ZeroMQ over tcp too; beyond loopback addresses with --zmq-keys alone"
+    ),
+    "zmq_keys": Option(
+        str, "FILE", "the server's key file of `callboard keys`: tcp is encrypted, and only for its clients"
+    ),
+    "busy_poll": Option(
+        _number(float, 0, 60_000),
+        "MS",
+        "look for messages without sleeping for so long after the last one: lower latency for two busy cores",
+    ),
     "api_key": Option(_list, "KEY", "let in only HTTP requests that bring this key; may be given several times"),
+    "api_key_file": Option(str, "FILE", "TOML file of named API keys, with rate limits and token budgets"),
+    "trusted_hosts": Option(_list, "HOST,…", "names under which the server may be asked over HTTP (default: any)"),
+    "tls_cert": Option(str, "FILE", "certificate chain (PEM): serve HTTPS"),
+    "tls_key": Option(str, "FILE", "its private key (PEM)"),
+    "log_prompts": Option(_boolean, "BOOL", "log what is asked, too (off)"),
     "allow_origins": Option(_list, "URL,…", "origins that browsers may call from (CORS); * for all"),
     "blas_threads": Option(_number(int, 1, 1024), "N", "threads of the preloaded BLAS (Linux CPU)"),
     "trust_remote_code": Option(_boolean, "BOOL", "run tokenizer code that comes with the model"),
     "log_level": Option(_log_level, "LEVEL", "debug, info, warning or error"),
+    "log_file": Option(str, "FILE", "write the log there, too, and rotate it"),
+    "log_max_mb": Option(_number(float, 0.001, 1e6), "MB", "size at which the log file is rotated"),
+    "log_keep": Option(_number(int, 1, 1000), "N", "older log files that are kept"),
 }
 
 
@@ -276,6 +310,18 @@ def resolve_settings(flags: argparse.Namespace, environment: Mapping[str, str] =
         if hasattr(flags, name):
             merged[name] = _parse(name, getattr(flags, name), "--" + name.replace("_", "-"))
     settings = ServeSettings(**merged)
-    if settings.zmq_tcp and settings.api_key:
-        raise SettingsError("--zmq-tcp asks for no key, so it can't be used together with --api-key")
+    if settings.zmq_keys and not settings.zmq_tcp:
+        raise SettingsError("--zmq-keys is for --zmq-tcp, which is not given")
+    if settings.zmq_tcp and not settings.zmq_keys:
+        if settings.api_key or settings.api_key_file:
+            raise SettingsError("--zmq-tcp lets everybody in, so together with --api-key it needs --zmq-keys")
+        if not is_loopback(settings.zmq_tcp):
+            raise SettingsError(
+                f"--zmq-tcp {settings.zmq_tcp} can be reached from other machines, so it needs --zmq-keys FILE; "
+                "`callboard keys` makes one"
+            )
+    if settings.kv_events and not is_loopback(settings.kv_events):
+        raise SettingsError("--kv-events shows tokens of prompts unencrypted, so it takes loopback addresses only")
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise SettingsError("--tls-cert and --tls-key go together")
     return settings

@@ -17,8 +17,9 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 COMMIT_AFTER = 3  # intervals after which headers go out though the request is not accepted yet
 
+EVENTS = "text/event-stream; charset=utf-8"
+
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -52,10 +53,21 @@ def split_template(chunk: bytes, marker: str) -> tuple[bytes, bytes]:
 
 class SseWriter:
     """Writes events. Every `write` waits until the client's connection takes more, so a slow reader slows its own
-    stream and no other. `start` sends the headers; until then the request can still end with an error status."""
+    stream and no other. `start` sends the headers; until then the request can still end with an error status.
 
-    def __init__(self, send: Send, keepalive_interval: float, send_timeout: float, abort: Callable[[], None]) -> None:
+    With another `media_type` than that of events nothing is sent to keep the connection alive but the headers."""
+
+    def __init__(
+        self,
+        send: Send,
+        keepalive_interval: float,
+        send_timeout: float,
+        abort: Callable[[], None],
+        media_type: str = EVENTS,
+    ) -> None:
         self.started = False
+        self._headers = [(b"content-type", media_type.encode()), *_HEADERS]
+        self._keep_alive_bytes = KEEP_ALIVE if media_type == EVENTS else b""
         self._send = send
         self._interval = keepalive_interval
         self._send_timeout = send_timeout
@@ -69,7 +81,7 @@ class SseWriter:
         """Send status and headers, once."""
         async with self._starting:
             if not self.started:
-                await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
                 self.started = True
 
     async def write(self, data: bytes) -> None:
@@ -109,6 +121,6 @@ class SseWriter:
             elif idle < self._interval:
                 await asyncio.sleep(self._interval - idle)
             elif self.started or accepted() or now - self._began >= COMMIT_AFTER * self._interval:
-                await self.write(KEEP_ALIVE)
+                await self.write(self._keep_alive_bytes)
             else:
                 await asyncio.sleep(self._interval)

@@ -26,6 +26,7 @@ from protocol.messages import Alive, Drain, Probe, Ready, StartFailed, Stop, Sup
 from server.app import make_app
 from server.backend import Backend
 from server.connection import http_connection
+from server.key_file import ApiKey
 from server.logs import configure_logs
 from server.options import API_KEYS_VARIABLE, HttpOptions
 
@@ -64,7 +65,13 @@ class Worker:
     """One incarnation of an HTTP worker: the server, and the supervisor's orders to it."""
 
     def __init__(
-        self, index: int, epoch: int, control: ControlChannel, listener: socket.socket, options: HttpOptions
+        self,
+        index: int,
+        epoch: int,
+        control: ControlChannel,
+        listener: socket.socket,
+        options: HttpOptions,
+        run_dir: Path,
     ) -> None:
         self._index = index
         self._epoch = epoch
@@ -73,7 +80,7 @@ class Worker:
         self._backend = Backend(options.model_name, f"{ROLE}-{index}.{epoch}")
         self._server = HttpServer(
             uvicorn.Config(
-                make_app(self._backend, options),
+                make_app(self._backend, options, run_dir / "log"),
                 http=http_connection(options.max_header_bytes, options.idle_timeout, options.body_timeout),
                 ws="none",
                 lifespan="off",
@@ -84,6 +91,8 @@ class Worker:
                 backlog=BACKLOG,
                 timeout_keep_alive=options.idle_timeout,
                 timeout_graceful_shutdown=2,
+                ssl_certfile=options.tls_cert or None,
+                ssl_keyfile=options.tls_key or None,
             ),
             self._report_ready,
         )
@@ -113,7 +122,7 @@ class Worker:
         match order:
             case Probe(seq=seq):
                 streams = self._backend.in_work
-                self._control.report(Alive(ROLE, self._index, self._epoch, seq, streams=streams))
+                self._control.report(Alive(ROLE, self._index, self._epoch, seq, streams, http=self._backend.answered))
             case SystemState():
                 self._backend.on_state(order)
             case Drain():
@@ -155,12 +164,12 @@ def main() -> int:
     code = 0
     try:
         options = msgspec.json.decode(args.options, type=HttpOptions)
-        keys = msgspec.json.decode(os.environ.pop(API_KEYS_VARIABLE, "[]"), type=list[str])
+        keys = msgspec.json.decode(os.environ.pop(API_KEYS_VARIABLE, "[]"), type=list[ApiKey])
         options = msgspec.structs.replace(options, api_keys=[*options.api_keys, *keys])
         configure_logs(options.log_level, actor=f"{ROLE}{args.index}", pid=os.getpid(), epoch=args.epoch)
         listener = socket.socket(fileno=args.socket)
         listener.setblocking(False)
-        _run_loop(Worker(args.index, args.epoch, control, listener, options))
+        _run_loop(Worker(args.index, args.epoch, control, listener, options, args.run))
     except Exception as error:
         log.exception("failed")
         control.report(StartFailed(ROLE, args.index, args.epoch, f"{type(error).__name__}: {error}"))

@@ -21,6 +21,7 @@ from actors.base import Actor, StartError
 from actors.engine import memory, penalties, weights
 from actors.engine.block_cuts import PackedBlock
 from actors.engine.engine import Engine, Outcome
+from actors.engine.kv_events import KvEvents
 from actors.engine.model import Model, ModelError, load
 from actors.engine.pool_engine import PoolEngine, check_head
 from actors.engine.prefix_store import StoreOpening
@@ -28,6 +29,7 @@ from actors.engine.row_memory import row_bytes
 from actors.engine.scheduler import Limits
 from actors.engine.solo_row import batches_rightly
 from actors.engine.step_log import StepRecord, described
+from actors.engine.traces import Traces
 from actors.trail import Trail
 from cache_store.store import PrefixStore
 from protocol.codec import CodecError, command_codec, encode
@@ -72,6 +74,7 @@ class EngineActor(Actor):
 
     def start(self) -> tuple[str, ModelCard | None]:
         config = self.config
+        self._events: KvEvents | None = None
         self._opening = StoreOpening(config, prefixes=config.task == "generate")
         try:
             model = load(
@@ -127,7 +130,8 @@ class EngineActor(Actor):
         if config.log_steps:
             log.info("limits", **described(limits, model.row_memory))
         stall_target = config.decode_stall_target_ms / 1000 if config.decode_fairness else math.inf
-        self._store = self._opening.open(model.block_layout, model.cache_kinds)
+        self._events = self._open_events()
+        self._store = self._opening.open(model.block_layout, model.cache_kinds, self._events)
         engine = self._engine = Engine(
             model,
             limits,
@@ -153,6 +157,7 @@ class EngineActor(Actor):
         self._streamer = 0
         self._peer = b""
         self._lost: set[int] = set()
+        self._traces = Traces()
         self._idle_since = time.monotonic()
         self.faults = 0
         self._in_sockets = 0.0  # seconds
@@ -177,8 +182,23 @@ class EngineActor(Actor):
     def on_stop(self, order: Stop) -> None:
         self._flush_seconds = order.flush
 
+    def _open_events(self) -> KvEvents | None:
+        where = self.config.kv_events
+        if not where:
+            return None
+        host, _, port = where.rpartition(":")
+        try:
+            events = KvEvents(self.context, f"tcp://{where}", f"tcp://{host}:{int(port) + 1}")
+        except zmq.ZMQError as error:
+            raise StartError(f"can't publish KV events on {where} and the port after it: {error}") from error
+        self.add_socket(events.replay, events.answer)
+        return events
+
     def close(self) -> None:
         self.remove_socket(self._socket)
+        if self._events is not None:
+            self.poller.unregister(self._events.replay)
+            self._events.close()
         if self._store is not None:
             if self._flush_seconds:
                 flush(self._store, self._flush_seconds)
@@ -209,10 +229,12 @@ class EngineActor(Actor):
             if overdue and self._lost:
                 self._send(Outcome())
             self._engine.tidy()
+            self._tell_events()
             self._idle_since = time.monotonic()
             return
         if self._store is not None:
             self._store.poll()
+        self._tell_events()
         if self._lost:
             self._send(Outcome())
         idle = time.monotonic() - self._idle_since
@@ -221,6 +243,10 @@ class EngineActor(Actor):
         if self._prepare is not None and idle >= grammars.IDLE_S:  # the supervisor's probes bring turns
             self._prepare()
             self._prepare = None
+
+    def _tell_events(self) -> None:
+        if self._events is not None:
+            self._events.publish()
 
     def _receive(self) -> None:
         began = time.perf_counter()
@@ -249,6 +275,7 @@ class EngineActor(Actor):
         if command.streamer > self._streamer:  # by whatever it says first: an Attach may have been lost
             self._engine.reset()
             self._lost.clear()
+            self._traces.clear()
             self._streamer, self._peer = command.streamer, peer
             log.info("streamer attached", streamer=command.streamer)
         match command:
@@ -256,8 +283,11 @@ class EngineActor(Actor):
                 self._peer = peer
             case Submit(rid=rid):
                 self._trail.took(rid)
+                if command.trace:
+                    self._traces.begin(rid, time.monotonic(), self.stats())
                 self._engine.submit(command)
             case Abort(rids=rids):
+                self._traces.drop(rids)
                 self._engine.abort(rids)
 
     def _send(self, outcome: Outcome) -> None:
@@ -270,6 +300,7 @@ class EngineActor(Actor):
             outcome.end(rid, INTERNAL_ERROR, "the engine could not send this row's tokens")
         if not (outcome or unread):
             return
+        stats = self.stats()
         asked = [(rid, outcome.logprobs[rid]) for rid in outcome.rids if rid in outcome.logprobs]
         step = Step(
             self.me.epoch,
@@ -280,7 +311,7 @@ class EngineActor(Actor):
             outcome.ended,
             outcome.reasons,
             outcome.errors,
-            self.stats(),
+            stats,
             logprob_rids=[rid for rid, _ in asked],
             logprobs=[row.chosen for _, row in asked],
             top_ids=[row.top_ids for _, row in asked],
@@ -290,6 +321,7 @@ class EngineActor(Actor):
             pooled_rids=list(outcome.pooled),
             pooled=list(outcome.pooled.values()),
             unread=unread,
+            traces=self._traces.take(outcome.rids, time.monotonic(), stats),
         )
         try:
             self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)

@@ -7,6 +7,7 @@ device is launched and read in `turn`.
 import math
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import mlx.core as mx
 import msgspec
@@ -206,6 +207,7 @@ class Engine:
             like=request.like,
             salt=request.cache_salt,
             priority=request.priority,
+            turn=request.turn,
             pin=request.warm,
             adapter=request.adapter,
         )
@@ -226,9 +228,7 @@ class Engine:
         self._add(row)
 
     def _add(self, row: Request) -> None:
-        self._scheduler.add(
-            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority, adapter=row.adapter
-        )
+        self._scheduler.add(row.rid, len(row.ids), row.budget, **_queued_as(row))
 
     def _enter_built(self, outcome: Outcome) -> None:
         """Queue the rows whose grammars are ready."""
@@ -289,9 +289,7 @@ class Engine:
         self._batch.keep_within(self._limits.cache_bytes - prefill_bytes - blocks)
 
     def _add_running(self, row: Request) -> bool:
-        return self._scheduler.add_running(
-            row.rid, len(row.ids), row.budget, stop_ids=row.ending, priority=row.priority, adapter=row.adapter
-        )
+        return self._scheduler.add_running(row.rid, len(row.ids), row.budget, **_queued_as(row))
 
     def _enter_with_adapters(self, outcome: Outcome) -> None:
         """Let rows go on whose adapters have been read."""
@@ -421,10 +419,10 @@ class Engine:
             self._batch.launch(prefilled)
         else:
             prefilled()
+        if not plan.decode and (self._prefix is not None or self._batch.in_flight):
+            self._lane.wait()  # what is left of the last step counts as the model's time
         self._collect(outcome, keep=1 if plan.decode else 0)
         if self._prefix is not None:
-            if not plan.decode:
-                self._lane.wait()
             self._prefix.settle()
         if plan.decode or plan.chunks or step_before:
             self._steps += 1
@@ -507,6 +505,11 @@ class Engine:
             outcome.end(rid, INVALID_REQUEST, f"the grammar can't be followed any further: {fault}")
             self._scheduler.abort([rid])
             self._forget(rid)
+
+
+def _queued_as(row: Request) -> dict[str, Any]:
+    """How the scheduler is to see a row."""
+    return {"stop_ids": row.ending, "priority": row.priority, "adapter": row.adapter, "turn": row.turn}
 
 
 def row_options(

@@ -17,7 +17,7 @@ from actors.engine.block_layout import BlockLayout
 from cache_store.content_hash import content_hash
 from cache_store.keys import fingerprint
 from cache_store.ssd import SsdStore
-from cache_store.store import PrefixStore
+from cache_store.store import PrefixStore, Watcher
 
 log = structlog.get_logger()
 
@@ -88,7 +88,9 @@ class StoreOpening:
         if config.cache_memory_mb is not None:
             self.memory_bytes = min(config.cache_memory_mb * MEGABYTE, free)
 
-    def open(self, layout: BlockLayout | None, kinds: list[str]) -> PrefixStore[PackedBlock] | None:
+    def open(
+        self, layout: BlockLayout | None, kinds: list[str], watcher: Watcher | None = None
+    ) -> PrefixStore[PackedBlock] | None:
         """The store; None when prefixes are not to be cached, or the model's caches can't be cut into blocks."""
         config = self._config
         if not self._wanted:
@@ -106,7 +108,7 @@ class StoreOpening:
                 write_bytes_per_second=config.ssd_write_mbps * 1e6,
                 queue_bytes=self.queue_bytes,
             )
-        self.store = PrefixStore(memory_bytes=self.memory_bytes, ssd=self._ssd)
+        self.store = PrefixStore(memory_bytes=self.memory_bytes, ssd=self._ssd, watcher=watcher)
         log.info(
             "prefix cache",
             memory_mb=self.memory_bytes >> 20,

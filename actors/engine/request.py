@@ -35,6 +35,7 @@ class Request:
         "prompt_tokens",
         "rid",
         "salt",
+        "turn",
     )
 
     def __init__(
@@ -49,6 +50,7 @@ class Request:
         like: int = 0,
         salt: str = "",
         priority: int = 0,
+        turn: int = 0,
         pin: bool = False,
         adapter: str = "",
     ) -> None:
@@ -61,6 +63,7 @@ class Request:
         self.like = like
         self.salt = salt
         self.priority = priority
+        self.turn = turn
         self.pin = pin
         self.adapter = adapter
         self.generated: list[int] = []

@@ -10,9 +10,10 @@ Pure policy: no MLX, no socket, no clock. `actors.engine.engine` calls it on the
 A prefilling row may be held: it keeps its seat while its prefix is restored, or computed for another row, and goes on
 behind the tokens that are in its caches then.
 
-Waiting rows are admitted by priority, then by age; one whose LoRA adapter finds no place is passed by others, but not
-for ever. Of the prompt tokens of a turn the oldest prefilling row gets half
-at least, the others go to those that are closest to their end, so that a short prompt never waits for a long one.
+Waiting rows are admitted by priority, then by the turn that the streamer gave them, then by age; one whose LoRA adapter
+finds no place is passed by others, but not for ever. Of an engine turn's prompt tokens the first of the prefilling rows
+gets half at least, the others go to those that are closest to their end, so that a short prompt never waits for a long
+one.
 
 Steps are double-buffered: when the tokens of one step are read, the next is on the device already. So a row
 that stops is dropped by the plan after, and what the device computed for it meanwhile is not passed on. A row
@@ -130,16 +131,26 @@ class _Row:
         "read",
         "rid",
         "stop_ids",
+        "turn",
     )
 
     def __init__(
-        self, rid: int, age: int, length: int, budget: int, stop_ids: frozenset[int], priority: int, adapter: str
+        self,
+        rid: int,
+        age: int,
+        length: int,
+        budget: int,
+        stop_ids: frozenset[int],
+        priority: int,
+        adapter: str,
+        turn: int,
     ) -> None:
         self.rid = rid
         self.adapter = adapter
         self.passed = 0  # rows with other adapters that were admitted instead
         self.age = age
         self.priority = priority
+        self.turn = turn
         self.parked = False
         self.held_back = False  # waits for its prefix
         self.chunk = 0  # tokens of its last chunk
@@ -152,9 +163,9 @@ class _Row:
         self.left = False  # the batch was told to drop it; its last token is still in flight
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, int, int]:
         """Lower goes first."""
-        return self.priority, self.age
+        return self.priority, self.turn, self.age
 
     @property
     def held(self) -> int:
@@ -237,24 +248,26 @@ class Scheduler:
         stop_ids: frozenset[int] = frozenset(),
         priority: int = 0,
         adapter: str = "",
+        turn: int = 0,
     ) -> None:
         """Queue a row of `length` ids that may generate `budget` more, until one of `stop_ids`.
 
-        A lower `priority` goes first. `adapter` names the LoRA adapter that it is computed with.
+        A lower `priority` goes first; of equal ones a lower `turn`. `adapter` names the LoRA adapter that it is
+        computed with.
 
         Raises ValueError for a rid that is in use and for a length or budget below 1.
         """
-        self._waiting[rid] = self._new_row(rid, length, budget, stop_ids, priority, adapter)
+        self._waiting[rid] = self._new_row(rid, length, budget, stop_ids, priority, adapter, turn)
 
     def _new_row(
-        self, rid: int, length: int, budget: int, stop_ids: frozenset[int], priority: int, adapter: str
+        self, rid: int, length: int, budget: int, stop_ids: frozenset[int], priority: int, adapter: str, turn: int
     ) -> _Row:
         if rid in self:
             raise ValueError(f"row {rid} is in use")
         if length < 1 or budget < 1:
             raise ValueError(f"a row needs ids and a budget, not {length} and {budget}")
         self._ages += 1
-        return _Row(rid, self._ages, length, budget, stop_ids, priority, adapter)
+        return _Row(rid, self._ages, length, budget, stop_ids, priority, adapter, turn)
 
     def computing(self, rid: int) -> bool:
         """Whether a row is on its way to its first step."""
@@ -269,13 +282,14 @@ class Scheduler:
         stop_ids: frozenset[int] = frozenset(),
         priority: int = 0,
         adapter: str = "",
+        turn: int = 0,
     ) -> bool:
         """Add a row like `add`, but one whose ids are computed and that joins the step of the last plan, beside a row
         with the same adapter. Returns False, and adds nothing, when there is no seat or memory for it."""
         needs = self._limits.row_bytes(length + BLOCK)
         if not self._seats_free() or self._planned_bytes + needs > self._limits.cache_bytes:
             return False
-        row = self._new_row(rid, length, budget, stop_ids, priority, adapter)
+        row = self._new_row(rid, length, budget, stop_ids, priority, adapter, turn)
         row.computed = length - 1
         self._place(row, True)
         self._planned_bytes += needs

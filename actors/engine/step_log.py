@@ -23,6 +23,7 @@ class Added(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stop_ids: list[int]
     priority: int
     adapter: str = ""
+    turn: int = 0
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -34,6 +35,7 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stop_ids: list[int]
     priority: int
     adapter: str = ""
+    turn: int = 0
 
 
 class Aborted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -119,10 +121,11 @@ class RecordedScheduler(Scheduler):
         stop_ids: frozenset[int] = frozenset(),
         priority: int = 0,
         adapter: str = "",
+        turn: int = 0,
     ) -> None:
         """See `Scheduler.add`."""
-        super().add(rid, length, budget, stop_ids=stop_ids, priority=priority, adapter=adapter)
-        self._told.append(Added(rid, length, budget, sorted(stop_ids), priority, adapter))
+        super().add(rid, length, budget, stop_ids=stop_ids, priority=priority, adapter=adapter, turn=turn)
+        self._told.append(Added(rid, length, budget, sorted(stop_ids), priority, adapter, turn))
 
     def add_running(
         self,
@@ -133,11 +136,14 @@ class RecordedScheduler(Scheduler):
         stop_ids: frozenset[int] = frozenset(),
         priority: int = 0,
         adapter: str = "",
+        turn: int = 0,
     ) -> bool:
         """See `Scheduler.add_running`. Only what changes something is recorded."""
-        joined = super().add_running(rid, length, budget, stop_ids=stop_ids, priority=priority, adapter=adapter)
+        joined = super().add_running(
+            rid, length, budget, stop_ids=stop_ids, priority=priority, adapter=adapter, turn=turn
+        )
         if joined:
-            self._told.append(Joined(rid, length, budget, sorted(stop_ids), priority, adapter))
+            self._told.append(Joined(rid, length, budget, sorted(stop_ids), priority, adapter, turn))
         return joined
 
     def abort(self, rids: Iterable[int]) -> None:
@@ -190,23 +196,9 @@ class Replay:
         scheduler = self._scheduler
         match told:
             case Added():
-                scheduler.add(
-                    told.rid,
-                    told.length,
-                    told.budget,
-                    stop_ids=frozenset(told.stop_ids),
-                    priority=told.priority,
-                    adapter=told.adapter,
-                )
+                scheduler.add(told.rid, told.length, told.budget, **_rank(told))
             case Joined():
-                scheduler.add_running(
-                    told.rid,
-                    told.length,
-                    told.budget,
-                    stop_ids=frozenset(told.stop_ids),
-                    priority=told.priority,
-                    adapter=told.adapter,
-                )
+                scheduler.add_running(told.rid, told.length, told.budget, **_rank(told))
             case Aborted():
                 scheduler.abort(told.rids)
             case TakenIn():
@@ -215,3 +207,7 @@ class Replay:
                 scheduler.go_on(told.rid, told.computed)
             case Lifted():
                 scheduler.lift(told.rid, told.priority)
+
+
+def _rank(told: Added | Joined) -> dict[str, Any]:
+    return {"stop_ids": frozenset(told.stop_ids), "priority": told.priority, "adapter": told.adapter, "turn": told.turn}

@@ -7,8 +7,10 @@ streams go on where they were (`recovery.py` says in which order).
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +29,32 @@ from actors.streamer.engine_link import EngineLink, Loss
 from actors.streamer.forced_calls import forced_calls
 from actors.streamer.kept import KeptValues
 from actors.streamer.logprobs import by_row
+from actors.streamer.meter import Meter
 from actors.streamer.pool_calls import PoolCalls
+from actors.streamer.quotas import Quotas
 from actors.streamer.recovery import POISON, Recovery
 from actors.streamer.reply import Reply
 from actors.streamer.requests import find_fault
 from actors.streamer.stream import MAX_UNREAD, WINDOW, Phase, Stream
 from actors.streamer.tokenizer_pool import Job, TokenizerPool, text_size
+from actors.streamer.turns import Turns
 from actors.streamer.warm_prompts import WarmPrompt, read_warm_prompts
+from actors.streamer.zap import Doorkeeper
 from actors.trail import read_trail
 from protocol import errors
 from protocol.codec import CodecError, client_codec
 from protocol.ids import unpack_ids
+from protocol.keys import KeysError
 from protocol.limits import check_messages
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
+    AskFigures,
     CallFailed,
     Cancel,
     CancelLabel,
+    CancelStream,
+    Charge,
     ClientMessage,
     Credit,
     Decoded,
@@ -56,7 +66,9 @@ from protocol.messages import (
     Embedded,
     Encoded,
     End,
+    EngineStats,
     EngineUse,
+    Figures,
     Forget,
     Generate,
     Hello,
@@ -83,7 +95,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.sampling import InvalidParam
-from protocol.sockets import bind_router
+from protocol.sockets import bind_router, bind_tcp
 
 log = structlog.get_logger()
 
@@ -129,25 +141,36 @@ class StreamerActor(Actor):
         self._tokenizers = TokenizerPool(self)
         self._engine = EngineLink(self, self._on_step, self._on_broken_link)
         self._recovery = Recovery(self.config.max_num_seqs)
+        self._turns = Turns()
         self._told: EngineUse | None = None
         self._jobs: dict[int, Job] = {}
         self._pools = PoolCalls(
             pool, self._context, self._next_rid, self._tokenizers.submit, self._submit_pooled, self._drop_pooled
         )
         self._http_workers: set[str] = set()
+        self._ended: list[dict[str, Any]] = []  # log lines of streams whose end is not sent yet
         self._malformed = 0
         self._malformed_logged = 0
+        self._meter = Meter(time.monotonic())
+        self._quotas = Quotas()
         self._next_tick = time.monotonic() + TICK
         endpoint = self.me.endpoint()
         self._socket = bind_router(self.context, endpoint)
+        self._doorkeeper: Doorkeeper | None = None
         if self.config.zmq_tcp:
-            try:
-                self._socket.bind(f"tcp://{self.config.zmq_tcp}")
-            except zmq.ZMQError as error:
-                raise StartError(f"can't listen on tcp://{self.config.zmq_tcp}: {error}") from error
+            self._listen_on_tcp()
         self._clients = Clients(self._socket)
         self.add_socket(self._socket, self._serve_clients)
         return endpoint, None
+
+    def _listen_on_tcp(self) -> None:
+        path = self.config.zmq_keys
+        try:
+            if path:
+                self._doorkeeper = Doorkeeper(self, Path(path))
+            bind_tcp(self._socket, self.config.zmq_tcp, self._doorkeeper.keys if self._doorkeeper else None)
+        except (zmq.ZMQError, KeysError) as error:
+            raise StartError(f"can't listen on tcp://{self.config.zmq_tcp}: {error}") from error
 
     def _read_pool(self) -> Pool:
         if self.config.task != "rank":
@@ -173,6 +196,8 @@ class StreamerActor(Actor):
     def close(self) -> None:
         self._tokenizers.close()
         self._engine.close()
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
         self.poller.unregister(self._socket)
         self._socket.close(linger=500)
 
@@ -352,12 +377,35 @@ class StreamerActor(Actor):
                 for stream in found:
                     self._end(stream, "cancelled", code=errors.CANCELLED, message="cancelled on request")
                 self._clients.send(client.identity, Done(ref, len(found)))
+            case AskFigures():
+                self._clients.send(client.identity, self._figures(message))
+            case Charge():
+                self._clients.send(client.identity, self._quotas.charge(message, time.monotonic()))
+            case CancelStream(ref=ref, rid=rid):
+                stream = self._streams.get(rid)
+                if stream is not None:
+                    self._end(stream, "cancelled", code=errors.CANCELLED, message="cancelled on request")
+                self._clients.send(client.identity, Done(ref, int(stream is not None)))
             case Keep(ref=ref, key=key, value=value):
                 self._clients.send(client.identity, Done(ref, int(self._kept.put(key, value))))
             case Recall(ref=ref, key=key):
                 self._clients.send(client.identity, Kept(ref, self._kept.get(key)))
             case Forget(ref=ref, key=key):
                 self._clients.send(client.identity, Done(ref, int(self._kept.drop(key))))
+
+    def _figures(self, asked: AskFigures) -> Figures:
+        now = time.monotonic()
+        shown = islice(self._streams.values(), max(0, asked.streams))
+        names = {client.identity: client.name for client in self._clients}
+        return Figures(
+            asked.ref,
+            self._meter.counts(self._malformed, self._clients.send_faults),
+            self._meter.engine,
+            dict(Counter(stream.phase.value for stream in self._streams.values())),
+            len(self._clients),
+            [stream.live(now, names.get(stream.client, "")) for stream in shown],
+            [] if asked.since is None else self._meter.samples(asked.since),
+        )
 
     def _generate(self, client: ClientConnection, request: Generate) -> None:
         now = time.monotonic()
@@ -371,6 +419,7 @@ class StreamerActor(Actor):
                 retry = max(1.0, self.config.drain_timeout)
             for ref in refs:
                 end = End(ref, "rejected", code=code, message=message, retry_after=retry, param=param)
+                self._meter.refused(end)
                 self._clients.gather(client.identity, None, end)
             return
         params = self._files.resolve(request.params)
@@ -409,8 +458,13 @@ class StreamerActor(Actor):
             template_kwargs=request.template_kwargs,
             tools=[] if request.tool_choice.mode == "none" else request.tools,
             grammar=params.grammar,
+            client=client.identity,
         )
         job.wanted = len(rids)
+        if request.trace:
+            for rid in rids:
+                if (trace := self._streams[rid].trace) is not None:
+                    trace.asked = time.monotonic()
         self._jobs.update(dict.fromkeys(rids, job))
         self._tokenizers.submit(job)
 
@@ -433,9 +487,16 @@ class StreamerActor(Actor):
             return errors.DRAINING, "the server is shutting down", ""
         if self._card is None or not self._tokenizers.known:
             return errors.LOADING, "the model is still loading", ""
-        if not self._admission.has_room(len(self._streams) + len(request.more_refs)):
+        more = len(request.more_refs)
+        full = not self._admission.has_room(len(self._streams) + more)
+        if full and not self._has_share(client, more):
             return errors.QUEUE_FULL, f"{len(self._streams)} requests are running or waiting already", ""
         return None
+
+    def _has_share(self, client: ClientConnection, more: int) -> bool:
+        """Whether a client has less than its part of a full server."""
+        others = self._clients.with_streams(client)
+        return self._admission.has_share(len(self._streams) + more, len(client.streams) + more, others)
 
     def _encoded(self, rids: range, request: Generate, result: TokenizerResult) -> None:
         for rid in rids:
@@ -477,16 +538,24 @@ class StreamerActor(Actor):
         if request.split_reply and (calls or thinking is not None):
             opened = thinking is not None and thinking.open
             reply = Reply(self._dialect, request.tools, request.tool_choice, thinking=opened)
-        stream.encoded(result.ids, budget, detokenizer, time.monotonic(), spelling, thinking, reply)
-        self._clients.send(stream.client, Accepted(stream.ref, stream.rid, count))
+        now = time.monotonic()
+        stream.encoded(result.ids, budget, detokenizer, now, spelling, thinking, reply)
+        if stream.trace is not None:
+            stream.trace.ids_known(result, now)
+        client = self._clients.get(stream.client)
+        if client is not None:
+            stream.turn = self._turns.next(client.turns, request.params.priority)
         self._recovery.add(stream.rid, request.params.priority)
-        self._submit_due()
+        self._submit_due()  # the engine first, which is what takes time
+        self._clients.send(stream.client, Accepted(stream.ref, stream.rid, count))
 
     def _submit_due(self) -> None:
         """Give the engine what it may have now, and tell the supervisor what its death would mean."""
         for rid in self._recovery.due():
             stream = self._streams.get(rid)
             epochs = self._engine.epoch, self.me.epoch
+            if stream is not None and stream.trace is not None:
+                stream.trace.submitted = time.monotonic()
             self._engine.submit(self._pools.submit(rid, *epochs) if stream is None else stream.submit(*epochs))
         if self._engine.ready and (self._told is None or not self._told.stepped):
             use = EngineUse(self._engine.epoch, self._recovery.stepped, self._recovery.suspicious)
@@ -539,7 +608,7 @@ class StreamerActor(Actor):
                 self._clients.send(identity, Tokenized(ref, result.ids))
 
         if isinstance(call, Detokenize):
-            self._tokenizers.submit(Job(len(call.ids), done, ids=call.ids))
+            self._tokenizers.submit(Job(len(call.ids), done, ids=call.ids, client=identity))
         elif (call.text is None) == (call.messages is None):
             text = "give exactly one of text and messages"
             self._clients.send(identity, CallFailed(ref, errors.INVALID_REQUEST, text, "text"))
@@ -555,6 +624,7 @@ class StreamerActor(Actor):
                 add_special_tokens=call.add_special_tokens,
                 template_kwargs=call.template_kwargs,
                 tools=call.tools,
+                client=identity,
             )
             self._tokenizers.submit(job)
 
@@ -562,28 +632,40 @@ class StreamerActor(Actor):
 
     def _on_step(self, step: Step) -> None:
         now = time.monotonic()
+        self._meter.engine = step.stats
         self._recovery.admitted(step.admitted)
         self._recovery.decoded(step.rids)
         for rid in step.admitted:
             stream = self._streams.get(rid)
             if stream is not None:
+                self._turns.served(stream.turn, stream.params.priority)
                 stream.admitted(now)
         for rid, tokens in zip(step.cached_rids, step.cached_tokens, strict=True):
             stream = self._streams.get(rid)
             if stream is not None:
                 stream.cached(tokens)
         self._recovery.decoded(step.pooled_rids)
+        self._meter.pooled(len(step.pooled_rids))
         for rid, vector in zip(step.pooled_rids, step.pooled, strict=True):
             self._recovery.remove(rid)
             self._pools.take(rid, vector)
+        for trace in step.traces:
+            stream = self._streams.get(trace.rid)
+            if stream is not None and stream.trace is not None:
+                stream.trace.stepped(trace, now)
         reasons = dict(zip(step.ended, step.reasons, strict=True))
         logprobs = by_row(step)
+        stops = {rid for rid, reason in reasons.items() if reason == "stop"}  # whose last token is not shown
+        shown = (rid for rid in step.rids if rid in self._streams and rid not in stops)
+        first = self._meter.step(shown, now)
         for rid, token in zip(step.rids, unpack_ids(step.tokens), strict=True):
             stream = self._streams.get(rid)
             if stream is None:
                 continue
             if reasons.get(rid) != "stop":
                 stream.push(token, now, logprobs.get(rid))
+                if rid in first:
+                    self._meter.begun(stream.timing(now))
                 if stream.stopped:
                     self._aborts.append(rid)
                     self._end(stream, "finished", "stop")
@@ -634,26 +716,27 @@ class StreamerActor(Actor):
         self._admission.ended(now)
         delta = (stream.ref, *stream.take()) if stream.has_rest else None
         end = stream.end(now, outcome, reason, code, message, retry_after, param)
+        self._meter.ended(stream.rid, end)
         client = self._clients.get(stream.client)
         if client is None:
             return
         client.streams.pop(stream.ref, None)
         self._clients.gather(stream.client, delta, end)
         if not client.name.startswith("http-"):
-            log.info(
-                "request",
-                client=client.name,
-                label=stream.label[:MAX_NAME],
-                outcome=outcome,
-                reason=reason or code,
-                prompt_tokens=end.usage.prompt_tokens,
-                tokens=end.usage.completion_tokens,
-                cached=end.usage.cached_tokens,
-                queue=end.timing.queue,
-                prefill=end.timing.prefill,
-                ttft=end.timing.ttft,
-                total=end.timing.total,
-            )
+            line = {
+                "client": client.name,
+                "label": stream.label[:MAX_NAME],
+                "outcome": outcome,
+                "reason": reason or code,
+                "prompt_tokens": end.usage.prompt_tokens,
+                "tokens": end.usage.completion_tokens,
+                "cached": end.usage.cached_tokens,
+                "queue": end.timing.queue,
+                "prefill": end.timing.prefill,
+                "ttft": end.timing.ttft,
+                "total": end.timing.total,
+            }
+            self._ended.append(line)
 
     def _end_client(self, client: ClientConnection, code: str, message: str) -> None:
         self._pools.forget(client.identity)
@@ -672,6 +755,9 @@ class StreamerActor(Actor):
         if self._malformed != self._malformed_logged:
             self._malformed_logged = self._malformed
             log.warning("malformed messages", so_far=self._malformed)
+        if not self._engine.ready:
+            self._meter.engine = EngineStats()
+        self._meter.tick(now)
         for client in self._clients.silent(now):
             log.warning("client silent", client=client.name, streams=len(client.streams))
             self._end_client(client, errors.CANCELLED, "the client was silent for 3 s")
@@ -691,6 +777,9 @@ class StreamerActor(Actor):
             aborts, self._aborts = self._aborts, []
             self._engine.abort(aborts)
             self._submit_due()  # a suspect that was cancelled makes room for the next
+        for line in self._ended:
+            log.info("request", **line)
+        self._ended.clear()
 
 
 def _fault_of(messages: list[dict[str, Any]]) -> InvalidParam | None:

@@ -3,7 +3,7 @@
 Owned by the streamer's one thread. Deltas of one turn are gathered per connection and leave as one message each.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import structlog
 import zmq
@@ -22,13 +22,14 @@ Delta = tuple[int, str, bytes, int, list[TokenLogprobs], str, list[ToolCallDelta
 
 
 class ClientConnection:
-    """One connection. `streams` maps the client's refs of its open streams to our rids."""
+    """One connection. `streams` maps the client's refs of its open streams to our rids; `turns` is kept for `Turns`."""
 
     def __init__(self, identity: bytes, name: str, now: float) -> None:
         self.identity = identity
         self.name = name
         self.heard = now
         self.streams: dict[int, int] = {}
+        self.turns: dict[int, int] = {}
         self.refs: list[int] = []
         self.texts: list[str] = []
         self.ids: list[bytes] = []
@@ -80,6 +81,9 @@ class Clients:
     def __len__(self) -> int:
         return len(self._by_identity)
 
+    def __iter__(self) -> Iterator[ClientConnection]:
+        return iter(self._by_identity.values())
+
     def add(self, identity: bytes, name: str, now: float) -> ClientConnection:
         """Greet a connection; a second hello only renames it."""
         client = self._by_identity.get(identity)
@@ -95,6 +99,10 @@ class Clients:
     def named(self, name: str) -> list[ClientConnection]:
         """All connections that introduced themselves as `name`."""
         return [client for client in self._by_identity.values() if client.name == name]
+
+    def with_streams(self, asking: ClientConnection) -> int:
+        """How many connections have open streams, with the one that is asking."""
+        return sum(bool(client.streams) or client is asking for client in self._by_identity.values())
 
     def gather(self, identity: bytes, delta: Delta | None, end: End | None) -> None:
         """Add a delta, an end, or both to what this turn sends to the connection."""

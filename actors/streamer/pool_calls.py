@@ -82,7 +82,9 @@ class PoolCalls:
             else:
                 special = isinstance(call, Embed)
                 done = partial(self._encoded, rid)
-                self._tokenize(Job(len(texts[place]), done, text=texts[place], add_special_tokens=special))
+                self._tokenize(
+                    Job(len(texts[place]), done, text=texts[place], add_special_tokens=special, client=client)
+                )
 
     def _encoded(self, rid: int, result: TokenizerResult) -> None:
         call = self._calls.get(rid)

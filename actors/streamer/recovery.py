@@ -25,7 +25,7 @@ from math import isqrt
 POISON = 2  # deaths charged to a stream until it is given up
 PASSED = 4  # tokens after which a stream that went back is beyond the step that the engine died in: one was in flight,
 # and one or two had not reached us
-REPEATS = 2  # deaths in a row near the same place that make a decoding stream a suspect
+REPEATS = 3  # deaths in a row near the same place that make a decoding stream a suspect
 
 
 class _Entry:

@@ -14,7 +14,9 @@ from enum import Enum
 from actors.streamer.detokenizer import DetokenizerStream
 from actors.streamer.logprobs import LogprobColumn, StepLogprobs
 from actors.streamer.reply import Reply, State
+from actors.streamer.request_trace import RequestTrace
 from actors.streamer.stop_strings import StopMatcher
+from protocol.figures import LiveStream
 from protocol.ids import pack_ids
 from protocol.messages import (
     End,
@@ -78,6 +80,8 @@ class Stream:
         self.prompt = b""
         self.tokens = array("I")
         self.budget = 0
+        self.turn = 0  # among the streams of all clients
+        self.trace = RequestTrace(now) if request.trace else None
         self._cache_salt = request.cache_salt
         self._cached_tokens = 0
         self._return_ids = request.return_ids
@@ -168,6 +172,8 @@ class Stream:
             thinking=self._thinking,
             like=0 if self.tokens else self._like,
             adapter=self._adapter,
+            turn=self.turn,
+            trace=self.trace is not None,
         )
 
     def admitted(self, now: float) -> None:
@@ -275,6 +281,38 @@ class Stream:
         logprobs = self._logprobs is not None and self._logprobs.ready
         return logprobs or (self._reply is not None and self._reply.has_rest)
 
+    def timing(self, now: float) -> Timing:
+        """Where its time went so far."""
+
+        def span(begin: float, end: float) -> float:
+            return round(end - begin, 6) if begin >= 0 and end >= 0 else -1.0
+
+        return Timing(
+            tokenize=span(self._began, self._encoded),
+            queue=span(self._encoded, self._admitted),
+            prefill=span(self._admitted, self._first),
+            ttft=span(self._began, self._first),
+            total=span(self._began, now),
+        )
+
+    def live(self, now: float, client: str) -> LiveStream:
+        """How it stands, for those that watch the server; `client` is the name of its client."""
+        timing = self.timing(now)
+        decoding = now - self._first
+        return LiveStream(
+            self.rid,
+            self.label,
+            client,
+            self.phase.value,
+            self.prompt_tokens,
+            self._cached_tokens,
+            len(self.tokens),
+            self.budget,
+            timing.total,
+            timing.ttft,
+            round((len(self.tokens) - 1) / decoding, 2) if len(self.tokens) > 1 and decoding > 0 else 0.0,
+        )
+
     def end(
         self,
         now: float,
@@ -288,19 +326,10 @@ class Stream:
         """The terminal record. To be called once; the stream is ended afterwards."""
         assert self.phase is not Phase.ENDED
         self.phase = Phase.ENDED
-
-        def span(begin: float, end: float) -> float:
-            return round(end - begin, 6) if begin >= 0 and end >= 0 else -1.0
-
-        timing = Timing(
-            tokenize=span(self._began, self._encoded),
-            queue=span(self._encoded, self._admitted),
-            prefill=span(self._admitted, self._first),
-            ttft=span(self._began, self._first),
-            total=span(self._began, now),
-        )
+        timing = self.timing(now)
         usage = Usage(self.prompt_tokens, len(self.tokens), self._cached_tokens, self._reasoning_tokens)
         if reason == "stop" and self._reply is not None and self._reply.ends_with_calls:
             reason = "tool_calls"
         matched = (self._stops.matched if self._stops is not None else None) or ""
-        return End(self.ref, outcome, reason, code, message, usage, timing, retry_after, param, matched)
+        trace = self.trace.ended(now) if self.trace is not None else None
+        return End(self.ref, outcome, reason, code, message, usage, timing, retry_after, param, matched, trace)

@@ -20,6 +20,7 @@ import structlog
 import zmq
 
 from actors.base import Actor, Socket
+from actors.streamer.turns import FairQueue
 from protocol.codec import CodecError, encode, result_codec
 from protocol.errors import INVALID_REQUEST, TOKENIZER_LOST
 from protocol.messages import ActorState, Decode, Decoded, Encode, Encoded, Grammar, TokenizerResult
@@ -37,7 +38,7 @@ REPEATS = 3  # times a job is given again to the same worker
 
 @dataclass(eq=False)
 class Job:
-    """One piece of text work: what to do, how large it is in bytes, and whom to tell."""
+    """One piece of text work: what to do, how large it is in bytes, whom to tell, and for which client it is."""
 
     size: int
     done: Callable[[TokenizerResult], None]
@@ -48,6 +49,7 @@ class Job:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: list[dict[str, Any]] = field(default_factory=list)
     grammar: Grammar | None = None
+    client: bytes = b""
     wanted: int = 1  # streams that want it
     deaths: int = 0  # of workers that were at it
     repeats: int = 0  # for frames that could not be read
@@ -117,8 +119,8 @@ class TokenizerPool:
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
         self._workers: dict[int, Worker] = {}
-        self._short: deque[Job] = deque()
-        self._long: deque[Job] = deque()
+        self._short: FairQueue[Job] = FairQueue()
+        self._long: FairQueue[Job] = FairQueue()
         self._suspects: deque[Job] = deque()
         self._numbers = 0
         self._known = False
@@ -150,7 +152,7 @@ class TokenizerPool:
 
     def submit(self, job: Job) -> None:
         """Have a job done; `job.done` is called with the result, once."""
-        (self._long if job.long else self._short).append(job)
+        (self._long if job.long else self._short).append(job.client, job)
         self._dispatch()
 
     def cancel(self, job: Job) -> None:
@@ -159,9 +161,10 @@ class TokenizerPool:
         if job.wanted > 0:
             return
         job.cancelled = True
-        for lane in (self._short, self._long, self._suspects):
-            with contextlib.suppress(ValueError):
-                lane.remove(job)
+        for lane in (self._short, self._long):
+            lane.discard(job.client, job)
+        with contextlib.suppress(ValueError):
+            self._suspects.remove(job)
 
     def close(self) -> None:
         """Let go of all tokenizers; the streams are ended already."""
@@ -184,7 +187,7 @@ class TokenizerPool:
             elif job.deaths:
                 self._suspects.append(job)
             else:
-                (self._long if job.long else self._short).appendleft(job)
+                (self._long if job.long else self._short).give_back(job.client, job)
 
     @staticmethod
     def _finish(job: Job, result: TokenizerResult) -> None:
@@ -200,7 +203,7 @@ class TokenizerPool:
                 worker = min(free, key=lambda w: w.in_hand(long), default=None)
                 if worker is None or worker.in_hand(long) >= most:
                     break
-                self._give(lane.popleft(), worker)
+                self._give(lane.take(), worker)
 
     def _try_suspects(self) -> Worker | None:
         """Give suspects to workers that have nothing else. Returns the worker that is kept free for the next one."""

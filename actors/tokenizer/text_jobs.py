@@ -3,6 +3,7 @@
 Called from the process's main thread and from its thread for long texts; nothing here changes after the start.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,7 @@ class TextJobs:
                 log.exception("decoding failed", job=job.job)
                 return Decoded(job.epoch, job.job, code=INTERNAL_ERROR, message=f"decoding failed: {printable(error)}")
         param = "messages" if job.messages is not None else "prompt"
+        began = time.monotonic()
         try:
             if job.grammar is not None:
                 self._grammars.check(job.grammar)
@@ -86,7 +88,7 @@ class TextJobs:
                 raise ValueError(
                     f"the text has {len(ids) // 4} tokens; at most {MAX_RESULT // 4} can be handled at once"
                 )
-            return Encoded(job.epoch, job.job, ids)
+            return Encoded(job.epoch, job.job, ids, began=began, ended=time.monotonic())
         except InvalidGrammar as error:
             return Encoded(job.epoch, job.job, code=INVALID_REQUEST, message=printable(error), param=error.field)
         except ValueError as error:

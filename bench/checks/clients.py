@@ -6,7 +6,6 @@ Every one asks a server of ours as its own documentation says, and gets what it 
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import anthropic
 import openai
 
 from bench.ask import post
+from bench.checks.node import install_npm
 from bench.checks.report import Report
 from bench.harness import ROOT, RunningServer, wait_until
 from protocol import AsyncClient
@@ -316,7 +316,7 @@ print(json.dumps([whole, streamed, called.choices[0].message.tool_calls[0].funct
 
 def by_npm(report: Report, server: RunningServer, folder: Path) -> None:
     """Chat, tools, structured output, responses and errors with the `openai` npm package, installed into `folder`."""
-    install_npm(folder)
+    install_npm(NPM, folder)
     found = _run(report, ["node", str(folder / "check.mjs"), server.url], "openai (npm)")
     if found is None:
         return
@@ -329,16 +329,6 @@ def by_npm(report: Report, server: RunningServer, folder: Path) -> None:
     ends = ("response.completed", "response.incomplete")
     report.expect(begin == "response.created" and end in ends, "responses stream in order", found["events"])
     report.expect(found["status"] == 400, "an error has its status", found["status"])
-
-
-def install_npm(folder: Path) -> None:
-    """Make `folder` hold the check and its packages. Raises CalledProcessError, and FileNotFoundError without npm."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "package-lock.json", "check.mjs"):
-        shutil.copyfile(NPM / name, folder / name)
-    if not (folder / "node_modules" / "openai").is_dir():
-        command = ["npm", "ci", "--no-audit", "--no-fund", "--silent"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
 
 
 def retries(report: Report, server: RunningServer, running: int, waiting: int) -> None:
@@ -357,13 +347,17 @@ def retries(report: Report, server: RunningServer, running: int, waiting: int) -
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=20)
 
         async def fill() -> str | None:
-            async with AsyncClient(endpoint=server.endpoint) as zmq:
+            # Two clients: each finds some room beyond the limit that the other's flood has not taken.
+            async with AsyncClient(endpoint=server.endpoint) as one, AsyncClient(endpoint=server.endpoint) as two:
                 # It stays full until a refusal was seen.
-                long = [zmq.generate(ids=[700], max_tokens=60_000, ignore_eos=True) for _ in range(running)]
+                long = [one.generate(ids=[700], max_tokens=60_000, ignore_eos=True) for _ in range(running)]
                 for stream in long:
                     await anext(stream)
-                _ = [zmq.generate(ids=[700], max_tokens=1) for _ in range(waiting)]
-                await asyncio.to_thread(wait_until, lambda: server.load()["waiting"] == waiting, 30)
+                _ = [one.generate(ids=[700], max_tokens=1) for _ in range(waiting)]
+                await one.models()  # they are in
+                spare = (running + waiting) // 4
+                _ = [two.generate(ids=[700], max_tokens=1) for _ in range(spare)]
+                await asyncio.to_thread(wait_until, lambda: server.load()["waiting"] == waiting + spare, 30)
                 asked = asyncio.create_task(
                     asyncio.to_thread(client.chat.completions.create, model=model, messages=ASK, max_tokens=2)
                 )

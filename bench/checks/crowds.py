@@ -11,7 +11,9 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 import uvloop
+import zmq
 
+from actors.supervisor import raise_file_limit
 from bench.ask import post
 from bench.checks.report import Report
 from bench.harness import POLL, ROOT, RunningServer, wait_until
@@ -20,6 +22,9 @@ from bench.load.over_http import Exchange, HttpLoad, build_request
 from bench.load.plan import Plan
 from bench.load.summary import Summary, summarize
 from bench.load.timeline import Timeline
+from protocol.codec import encode, server_codec
+from protocol.messages import PROTOCOL_VERSION, Hello, Welcome
+from protocol.sockets import connect_dealer
 
 
 async def reached(condition: Callable[[], bool], seconds: float, what: str) -> float:
@@ -61,6 +66,30 @@ async def _connections(server: RunningServer, count: int) -> tuple[list[int], fl
     async with asyncio.timeout(120):
         answers = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
     return [answer for answer in answers if isinstance(answer, int)], max(connected)
+
+
+def raw_connections(report: Report, server: RunningServer, count: int) -> None:
+    """`count` ZeroMQ sockets greet the server at the same time; every one is welcomed."""
+    raise_file_limit()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    poller = zmq.Poller()
+    sockets = [connect_dealer(context, server.endpoint) for _ in range(count)]
+    welcomed = 0
+    try:
+        for socket in sockets:
+            socket.send(encode(Hello(PROTOCOL_VERSION, "crowd")))
+            poller.register(socket, zmq.POLLIN)
+        deadline = time.monotonic() + 30
+        while welcomed < count and time.monotonic() < deadline:
+            for ready, _ in poller.poll(1000):
+                welcomed += isinstance(server_codec.decode(ready.recv()), Welcome)
+                poller.unregister(ready)
+    finally:
+        for socket in sockets:
+            socket.close(linger=0)
+        context.term()
+    report.measured("zmq_connections_welcomed", welcomed)
+    report.expect(welcomed == count, f"all {count} ZeroMQ connections are welcomed", welcomed)
 
 
 def stress(report: Report, server: RunningServer, plan: Plan) -> None:

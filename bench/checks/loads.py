@@ -72,10 +72,12 @@ def _ties(model: Path, plan: Plan, differences: list[Difference]) -> tuple[list[
 def engine_busy(report: Report, server: RunningServer, plan: Plan, *, seconds: int, bar: float | None) -> None:
     """While all streams of a plan decode, what part of the engine's time is not the model's: by its own sums against
     the clock, and by a sampling profiler. Without `seconds` the profiler is left out."""
-    own, profile, summary = uvloop.run(_engine_busy(server, plan, seconds))
+    own, stacks, summary = uvloop.run(_engine_busy(server, plan, seconds))
+    profile = sampled.parts(stacks)
     report.measured("streams", plan.streams)
     report.measured("own_figures", own)
     report.measured("profiler", profile)
+    report.measured("profiler_outside_the_model", sampled.outside(stacks))
     report.measured("tokens_per_second", summary.tokens_per_second)
     report.measured("itl_ms", msgspec.to_builtins(summary.itl_ms))
     report.expect(not summary.failures, "no request failed", summary.failures)
@@ -86,13 +88,11 @@ def engine_busy(report: Report, server: RunningServer, plan: Plan, *, seconds: i
             report.expect(outside <= bar, f"{name} at most {bar:.0%} outside the model", outside)
 
 
-async def _engine_busy(
-    server: RunningServer, plan: Plan, seconds: int
-) -> tuple[dict[str, Any], dict[str, float], Summary]:
+async def _engine_busy(server: RunningServer, plan: Plan, seconds: int) -> tuple[dict[str, Any], list[str], Summary]:
     progress = Progress(plan)
     timeline = Timeline(server.pids(), server.url, lambda: progress.counts)
     pid = server.pids()["engine"]
-    profile: dict[str, float] = {}
+    stacks: list[str] = []
     async with make_load(plan, url=server.url, endpoint=server.endpoint) as load, timeline.watch():
         running = asyncio.create_task(run_load(load, progress))
 
@@ -103,13 +103,13 @@ async def _engine_busy(
         await reached(all_decode, 120, "all streams decode")
         before = await fresh(server)
         if seconds:  # the profiler stops the engine for each sample, so the engine's own figures are taken without it
-            profile = sampled.parts(await asyncio.to_thread(sampled.record, pid, seconds))
+            stacks = await asyncio.to_thread(sampled.record, pid, seconds)
             await asyncio.sleep(0.1)
             before = await fresh(server)
         await asyncio.sleep(max(seconds, 1))
         after = await fresh(server)
         outcomes = await running
-    return _shares(before, after, plan.streams), profile, summarize(plan, outcomes, timeline)
+    return _shares(before, after, plan.streams), stacks, summarize(plan, outcomes, timeline)
 
 
 async def fresh(server: RunningServer) -> tuple[float, dict[str, Any]]:

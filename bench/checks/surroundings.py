@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -123,13 +123,20 @@ async def _clock_jump(server: RunningServer, requests: list[Asked], faults: Faul
 
 
 def cut_frames(
-    report: Report, server: RunningServer, faults: Faults, model: Path, *, streams: int, tokens: int
+    report: Report,
+    server: RunningServer,
+    faults: Faults,
+    model: Path,
+    *,
+    streams: int,
+    tokens: int,
+    routes: Sequence[str] = ROUTES,
 ) -> None:
     """A frame between two actors is cut in half, on each way in turn, under streams from texts and ids: each ends once,
     with the same tokens, and only an engine whose link is broken is replaced."""
     requests = [Asked(index, tokens, words=30 + index if index % 2 else 0) for index in range(streams)]
     reference = uvloop.run(undisturbed(server.endpoint, requests))
-    for route in ROUTES:
+    for route in routes:
         before = server.pids()
         got = uvloop.run(_cut_frames(server, requests, faults, route))
         errors = [stream.error for stream in got if stream.error]

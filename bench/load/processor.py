@@ -12,10 +12,12 @@ import psutil
 class ProcessorTime:
     """`with ProcessorTime(pids) as spent: …`; afterwards `seconds` by name, and `others` in cores on average.
 
-    `others` is what neither these processes nor the one that measures has used.
+    `others` is what neither these processes nor the one that measures has used; with `children` what it has started
+    and waited for counts as its own.
     """
 
-    def __init__(self, pids: Mapping[str, int]) -> None:
+    def __init__(self, pids: Mapping[str, int], children: bool = False) -> None:
+        self._children = children
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()} | {"client": psutil.Process()}
         self.seconds: dict[str, float] = {}
         self.others = 0.0
@@ -37,6 +39,8 @@ class ProcessorTime:
         for name, process in self._processes.items():
             times = process.cpu_times()
             looked[name] = times.user + times.system
+            if self._children:
+                looked[name] += times.children_user + times.children_system
         return looked
 
 

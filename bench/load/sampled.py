@@ -47,6 +47,20 @@ def parts(stacks: Iterable[str]) -> dict[str, float]:
     return {name: round(number / whole, 4) for name, number in found.most_common()} if whole else {}
 
 
+def outside(stacks: Iterable[str], most: int = 12) -> dict[str, float]:
+    """Where the main loop is when it is not in the model: innermost frames, in parts of the loop."""
+    found: Counter[str] = Counter()
+    whole = 0
+    for line in stacks:
+        stack, _, count = line.rpartition(" ")
+        frames = stack.split(";")
+        place = _place(frames)
+        whole += int(count) if place else 0
+        if place not in ("", "model"):
+            found[frames[-1].rpartition(":")[0].replace(" (", " in ")] += int(count)
+    return {name: round(number / whole, 4) for name, number in found.most_common(most)}
+
+
 def _place(frames: list[str]) -> str:
     if not any("actors/base.py" in frame for frame in frames):
         return ""

@@ -7,18 +7,24 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from protocol.client.connection import Connection
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
+from protocol.client.results import AT_ONCE, Batch, Prompt, Result, StreamStats, whole
 from protocol.endpoints import find_endpoint, find_successor
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
+from protocol.keys import ClientKeys, client_keys_for
 from protocol.messages import (
     Accepted,
+    AskFigures,
     CallFailed,
     Cancel,
     CancelLabel,
+    CancelStream,
+    Charge,
     ClientCall,
     Credit,
     Deltas,
@@ -28,12 +34,14 @@ from protocol.messages import (
     Embed,
     Embedded,
     End,
+    Figures,
     Forget,
     Keep,
     Kept,
     ListModels,
     ModelCard,
     Models,
+    Quota,
     Rank,
     Ranked,
     Recall,
@@ -94,6 +102,21 @@ class AsyncStream:
         """Read to the end and return all text."""
         return "".join([delta.text async for delta in self])
 
+    async def result(self) -> Result:
+        """Read to the end and return all of it. Raises as the iteration does."""
+        deltas = [delta async for delta in self]
+        return whole(deltas, self.end)
+
+    @property
+    def buffered(self) -> int:
+        """Deltas that have come and were not taken."""
+        return len(self._items)
+
+    @property
+    def stats(self) -> StreamStats | None:
+        """Token counts and times, once the stream was read to its end."""
+        return StreamStats.of(self.end) if self.end is not None else None
+
     def cancel(self) -> None:
         """Ask the server to end the stream; the iteration then ends. Idempotent."""
         if not self._done:
@@ -122,8 +145,10 @@ class AsyncClient:
         endpoint: str | None = None,
         name_in_logs: str = "",
         reconnect: float = RECONNECT,
+        keys: ClientKeys | str | Path | None = None,
     ) -> None:
         self._reconnect = reconnect
+        self._keys = keys
         self._name = name
         self._endpoint = endpoint
         self._name_in_logs = name_in_logs
@@ -134,11 +159,9 @@ class AsyncClient:
         self.on_lost: Callable[[CallboardError], None] | None = None
 
     @classmethod
-    async def connect(
-        cls, name: str | None = None, *, endpoint: str | None = None, name_in_logs: str = ""
-    ) -> "AsyncClient":
-        """Make a client and connect it. Raises ServerNotFound."""
-        client = cls(name, endpoint=endpoint, name_in_logs=name_in_logs)
+    async def connect(cls, name: str | None = None, *, endpoint: str | None = None, **options: Any) -> "AsyncClient":
+        """Make a client with these options and connect it. Raises ServerNotFound."""
+        client = cls(name, endpoint=endpoint, **options)
         await client.open()
         return client
 
@@ -162,6 +185,7 @@ class AsyncClient:
             name=self._name_in_logs,
             find=lambda: find_successor(endpoint, self._name),
             reconnect=self._reconnect,
+            keys=client_keys_for(endpoint, self._keys),
         )
 
     def _call_soon(self, callback: Callable[[Any], None], argument: Any) -> None:
@@ -186,6 +210,25 @@ class AsyncClient:
     ) -> AsyncStream:
         """Start a stream from a text, chat messages or token ids; options and errors as in `Client.generate`."""
         return self.generate_choices(1, prompt, messages, ids, **options)[0]
+
+    async def generate_many(self, prompts: Iterable[Prompt], *, at_once: int = AT_ONCE, **options: Any) -> list[Result]:
+        """The whole answers to many prompts, as `Client.generate_many` gives them."""
+        batch = Batch(prompts, at_once)
+        reading: dict[asyncio.Task[Result], int] = {}
+        try:
+            while True:
+                while (wanted := batch.next()) is not None:
+                    number, prompt = wanted
+                    reading[asyncio.create_task(_read_all(self.generate(**prompt, **options)))] = number
+                if not reading:
+                    return batch.results()
+                done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+                pause = max([batch.done(reading.pop(task), task.result()) for task in done])
+                if pause:
+                    await asyncio.sleep(pause)
+        finally:
+            for task in reading:
+                task.cancel()
 
     def generate_choices(
         self,
@@ -240,6 +283,22 @@ class AsyncClient:
         answer = await self._call(CancelLabel(next(self._refs), label))
         assert isinstance(answer, Done)
         return answer.count
+
+    async def figures(self, streams: int = 0, since: float | None = None) -> Figures:
+        """What the server counts, `streams` of its open streams at most, and its samples after `since`."""
+        answer = await self._call(AskFigures(next(self._refs), streams, since))
+        assert isinstance(answer, Figures)
+        return answer
+
+    async def cancel_stream(self, rid: int) -> bool:
+        """End the stream that `figures` shows as `rid`; returns whether there was one."""
+        answer = await self._call(CancelStream(next(self._refs), rid))
+        assert isinstance(answer, Done)
+        return answer.count > 0
+
+    async def charge(self, name: str, quotas: list[Quota], *, requests: int = 0, tokens: int = 0) -> None:
+        """Account for requests or tokens of an API key. Raises RequestRejected when a request goes beyond a quota."""
+        await self._call(Charge(next(self._refs), name, quotas, requests, tokens))
 
     async def keep(self, key: str, value: bytes) -> None:
         """Have the server keep a value in memory, for all clients, as long as there is room."""
@@ -296,7 +355,7 @@ class AsyncClient:
         finally:
             self._calls.pop(message.ref, None)
         if isinstance(answer, CallFailed):
-            raise RequestRejected(answer.code, answer.message, param=answer.param)
+            raise RequestRejected(answer.code, answer.message, param=answer.param, retry_after=answer.retry_after)
         return answer
 
     def _grant(self, ref: int) -> None:
@@ -330,7 +389,17 @@ class AsyncClient:
             case Accepted(ref=ref, prompt_tokens=prompt_tokens):
                 if ref in self._streams:
                     self._streams[ref].prompt_tokens = prompt_tokens
-            case Tokenized() | Detokenized() | Models() | CallFailed() | Done() | Kept() | Embedded() | Ranked():
+            case (
+                Tokenized()
+                | Detokenized()
+                | Models()
+                | CallFailed()
+                | Done()
+                | Kept()
+                | Embedded()
+                | Ranked()
+                | Figures()
+            ):
                 future = self._calls.get(message.ref)
                 if future is not None and not future.done():
                     future.set_result(message)
@@ -349,3 +418,16 @@ class AsyncClient:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
+
+
+async def _read_all(stream: AsyncStream) -> Result:
+    """What a stream brings, read to its end. Cancelled, it cancels the stream."""
+    deltas = []
+    try:
+        async for delta in stream:
+            deltas.append(delta)
+    except CallboardError as error:
+        return whole(deltas, stream.end, error)
+    finally:
+        stream.cancel()
+    return whole(deltas, stream.end)

@@ -1,8 +1,11 @@
 """One connection to a server: a DEALER socket on a thread of its own.
 
-The thread sends what the program queued, hands every message that arrives to `on_message`, pings each second and
-notices a server that is gone. So a program that is busy, or reads slowly, is never taken for dead. After a loss it
-connects to the server's successor: what is queued meanwhile waits for it. `Client` and `AsyncClient` are built on it.
+The thread hands every message that arrives to `on_message`, pings each second and notices a server that is gone. So a
+program that is busy, or reads slowly, is never taken for dead. After a loss it connects to the server's successor: what
+is queued meanwhile waits for it. `Client` and `AsyncClient` are built on it.
+
+Messages are sent on the caller's thread where that can be done at once, which spares waking another one; the socket is
+used under a lock, and the thread waits for its descriptor, not for the socket itself.
 """
 
 import math
@@ -23,6 +26,7 @@ from protocol.errors import (
     ServerLost,
     ServerNotFound,
 )
+from protocol.keys import ClientKeys
 from protocol.messages import (
     PROTOCOL_VERSION,
     ClientMessage,
@@ -61,6 +65,7 @@ class Connection:
         connect_timeout: float = CONNECT_TIMEOUT,
         find: Callable[[], str] | None = None,
         reconnect: float = 0.0,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.lost: CallboardError | None = None
@@ -69,7 +74,10 @@ class Connection:
         self._name = name or f"pid {os.getpid()}"
         self._find = find or (lambda: endpoint)
         self._reconnect = reconnect
+        self._keys = keys
         self._outbox: deque[bytes] = deque()
+        self._dealer: zmq.Socket[bytes] | None = None  # once the server has answered
+        self._using = threading.Lock()  # the socket, on whatever thread
         self._wake_out, self._wake_in = stdlib_socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -83,7 +91,10 @@ class Connection:
         self._thread.start()
         if not self._welcomed.wait(connect_timeout):
             self.close()
-            raise ServerNotFound("server_not_found", f"no server answered at {endpoint} within {connect_timeout:g} s")
+            text = f"no server answered at {endpoint} within {connect_timeout:g} s"
+            if endpoint.startswith("tcp://"):
+                text += "; it may not know this client's key" if keys else "; it may want keys (see `callboard keys`)"
+            raise ServerNotFound("server_not_found", text)
         if self._welcome is None:
             self.close()
             assert self.lost is not None
@@ -105,8 +116,27 @@ class Connection:
             raise self.lost
         if self._closing:
             raise ServerLost(SERVER_LOST, "the client is closed")
-        self._outbox.append(frame)
-        self._wake()
+        if not self._send_now(frame):
+            self._outbox.append(frame)
+            self._wake()
+
+    def _send_now(self, frame: bytes) -> bool:
+        """Send on this thread; False when it has to be queued: there is no server, or something waits before it."""
+        with self._using:
+            if self._dealer is None or self._outbox:
+                return False
+            try:
+                self._dealer.send(frame, zmq.NOBLOCK)
+                readable = self._readable(self._dealer)
+            except zmq.ZMQError:
+                return False
+        if readable:
+            self._wake()  # sending may have used up the descriptor's sign that something came
+        return True
+
+    @staticmethod
+    def _readable(dealer: "zmq.Socket[bytes]") -> bool:
+        return bool(int(dealer.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def close(self) -> None:
         """Send what is queued, then end the thread. Idempotent."""
@@ -155,11 +185,13 @@ class Connection:
         welcome, self._incarnation = self._welcome, None
         dealer = None
         try:
-            dealer = connect_dealer(self._context, endpoint)
+            dealer = connect_dealer(self._context, endpoint, keys=self._keys)
             self._serve(dealer, patience)
         except zmq.ZMQError as error:
             self._lose(ServerLost(SERVER_LOST, f"the connection to {endpoint} failed: {error}"))
         finally:
+            with self._using:
+                self._dealer = None
             if dealer is not None:
                 # What a lost server has not taken would otherwise hold up the next one.
                 dealer.close(linger=0 if self._cut else 500)
@@ -188,7 +220,7 @@ class Connection:
 
     def _serve(self, dealer: "zmq.Socket[bytes]", patience: float) -> None:
         poller = zmq.Poller()
-        poller.register(dealer, zmq.POLLIN)
+        poller.register(dealer.FD, zmq.POLLIN)  # which tells of changes only
         poller.register(self._wake_out.fileno(), zmq.POLLIN)
         dealer.send(encode(Hello(PROTOCOL_VERSION, self._name)), zmq.NOBLOCK)
         began = heard = time.monotonic()
@@ -196,12 +228,16 @@ class Connection:
         seq = 0
         while self._cut is None:
             due = next_ping if self._incarnation is None else min(next_ping, heard + SILENCE_LIMIT)
-            if poller.poll(max(0, math.ceil((due - time.monotonic()) * 1000))):
+            with self._using:
+                waiting = self._readable(dealer)
+            if not waiting and poller.poll(max(0, math.ceil((due - time.monotonic()) * 1000))):
                 self._drain_wakeups()
             if self._receive(dealer):
                 heard = time.monotonic()
             if self._incarnation is not None:
-                self._send_queued(dealer)
+                with self._using:
+                    self._send_queued(dealer)
+                    self._dealer = dealer
             if self._closing:
                 return
             now = time.monotonic()
@@ -215,7 +251,8 @@ class Connection:
                 return
             if now >= next_ping:
                 seq += 1
-                dealer.send(encode(Ping(seq)), zmq.NOBLOCK)
+                with self._using:
+                    dealer.send(encode(Ping(seq)), zmq.NOBLOCK)
                 next_ping = now + PING_INTERVAL
 
     def _drain_wakeups(self) -> None:
@@ -237,7 +274,8 @@ class Connection:
         received = False
         while self._cut is None:
             try:
-                frame = dealer.recv(zmq.NOBLOCK)
+                with self._using:
+                    frame = dealer.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
             received = True

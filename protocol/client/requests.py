@@ -61,6 +61,7 @@ def build_generate(
         "tools",
         "tool_choice",
         "split_reply",
+        "trace",
     }
     unknown = options.keys() - allowed
     if unknown:

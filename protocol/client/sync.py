@@ -4,19 +4,25 @@ import contextlib
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from protocol.client.connection import Connection
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
+from protocol.client.results import AT_ONCE, Batch, Prompt, Result, StreamStats, whole
 from protocol.endpoints import find_endpoint, find_successor
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
+from protocol.keys import ClientKeys, client_keys_for
 from protocol.messages import (
     Accepted,
+    AskFigures,
     CallFailed,
     Cancel,
     CancelLabel,
+    CancelStream,
     ClientCall,
     Credit,
     Deltas,
@@ -26,6 +32,7 @@ from protocol.messages import (
     Embed,
     Embedded,
     End,
+    Figures,
     Kept,
     ListModels,
     ModelCard,
@@ -39,12 +46,23 @@ from protocol.messages import (
 
 
 class Stream:
-    """One stream of a `Client`: iterate over it to get `Delta`s; afterwards `end` says how it went.
+    """One stream of a `Client`: iterate over it to get `Delta`s; afterwards `end` says how it went, and `stats` in
+    figures.
 
-    Raises RequestRejected or RequestFailed from the iteration when the stream did not finish.
+    At most the server's window of deltas is buffered for a consumer that takes its time. Raises RequestRejected or
+    RequestFailed from the iteration when the stream did not finish.
     """
 
-    def __init__(self, client: "Client", ref: int, label: str, credit_every: int) -> None:
+    def __init__(
+        self,
+        client: "Client",
+        ref: int,
+        label: str,
+        credit_every: int,
+        ended: "queue.SimpleQueue[Stream] | None" = None,
+    ) -> None:
+        """With `ended` nobody reads before the end: all is taken as it comes, and the stream put there when it has
+        ended."""
         self.ref = ref
         self.name = label or str(ref)
         self.tokens = 0  # that have come
@@ -53,6 +71,7 @@ class Stream:
         self._client = client
         self._queue: queue.SimpleQueue[Delta | End | CallboardError] = queue.SimpleQueue()
         self._credit_every = credit_every
+        self._ended = ended
         self._taken = 0
         self._done = False
 
@@ -62,7 +81,7 @@ class Stream:
     def __next__(self) -> Delta:
         if self._done:
             raise StopIteration
-        if self._taken >= self._credit_every:
+        if self._taken >= self._credit_every and self._ended is None:
             self._client._grant(self.ref, self._taken)
             self._taken = 0
         item = self._queue.get()
@@ -82,6 +101,21 @@ class Stream:
         """Read to the end and return all text."""
         return "".join(delta.text for delta in self)
 
+    def result(self) -> Result:
+        """Read to the end and return all of it. Raises as the iteration does."""
+        deltas = list(self)
+        return whole(deltas, self.end)
+
+    @property
+    def buffered(self) -> int:
+        """Deltas that have come and were not taken."""
+        return self._queue.qsize()
+
+    @property
+    def stats(self) -> StreamStats | None:
+        """Token counts and times, once the stream was read to its end."""
+        return StreamStats.of(self.end) if self.end is not None else None
+
     def cancel(self) -> None:
         """Ask the server to end the stream; the iteration then ends. Idempotent."""
         if not self._done:
@@ -97,9 +131,19 @@ class Client:
     When the server is lost, open streams raise ServerLost, and the client connects to its successor, for which it
     looks `reconnect` seconds long; requests made meanwhile wait. `on_lost` is called with the error, on the
     connection's thread, after the streams were told.
+
+    `keys` is for servers reached over tcp: a client's key file (`callboard keys`) or what it holds; without them
+    `$CALLBOARD_KEYS` names the file.
     """
 
-    def __init__(self, name: str | None = None, *, endpoint: str | None = None, reconnect: float = RECONNECT) -> None:
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        endpoint: str | None = None,
+        reconnect: float = RECONNECT,
+        keys: ClientKeys | str | Path | None = None,
+    ) -> None:
         self._lock = threading.RLock()
         self.on_lost: Callable[[CallboardError], None] | None = None
         self._streams: dict[int, Stream] = {}
@@ -112,6 +156,7 @@ class Client:
             self._on_lost,
             find=lambda: find_successor(found, name),
             reconnect=reconnect,
+            keys=client_keys_for(found, keys),
         )
         self._credit_every = max(1, self._connection.welcome.window // 4)
 
@@ -131,6 +176,30 @@ class Client:
         """
         return self.generate_choices(1, prompt, messages, ids, **options)[0]
 
+    def generate_many(self, prompts: Iterable[Prompt], *, at_once: int = AT_ONCE, **options: Any) -> list[Result]:
+        """The whole answers to many prompts, in their order; each is a text, a list of token ids, or a list of chat
+        messages. `at_once` of them are under way at a time, and what a busy server refuses is asked again.
+
+        Options as in `generate`, for all of them. One that fails says so in its `error`; nothing is raised for it.
+        """
+        batch = Batch(prompts, at_once)
+        ended: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        numbers: dict[Stream, int] = {}
+        try:
+            while True:
+                while (wanted := batch.next()) is not None:
+                    number, prompt = wanted
+                    numbers[self._start(1, ended, **prompt, **options)[0]] = number
+                if not batch.open:
+                    return batch.results()
+                stream = ended.get()
+                pause = batch.done(numbers.pop(stream), _read_all(stream))
+                if pause:
+                    time.sleep(pause)
+        finally:
+            for stream in numbers:
+                stream.cancel()
+
     def generate_choices(
         self,
         n: int,
@@ -140,11 +209,22 @@ class Client:
         **options: Any,
     ) -> list[Stream]:
         """Start `n` streams for one prompt, which is computed once; otherwise like `generate`."""
+        return self._start(n, None, prompt, messages, ids, **options)
+
+    def _start(
+        self,
+        n: int,
+        ended: "queue.SimpleQueue[Stream] | None",
+        prompt: str | None = None,
+        messages: Messages | None = None,
+        ids: Iterable[int] | None = None,
+        **options: Any,
+    ) -> list[Stream]:
         refs = [next(self._refs) for _ in range(n)]
         request = build_generate(
             refs[0], prompt=prompt, messages=messages, ids=ids, options=options, more_refs=refs[1:]
         )
-        streams = [Stream(self, ref, request.label, self._credit_every) for ref in refs]
+        streams = [Stream(self, ref, request.label, self._credit_every, ended) for ref in refs]
         with self._lock:  # so that a loss comes before both or after both
             self._connection.send(request)
             self._streams.update(zip(refs, streams, strict=True))
@@ -184,6 +264,18 @@ class Client:
         answer = self._call(CancelLabel(next(self._refs), label))
         assert isinstance(answer, Done)
         return answer.count
+
+    def figures(self, streams: int = 0, since: float | None = None) -> Figures:
+        """What the server counts, `streams` of its open streams at most, and its samples after `since`."""
+        answer = self._call(AskFigures(next(self._refs), streams, since))
+        assert isinstance(answer, Figures)
+        return answer
+
+    def cancel_stream(self, rid: int) -> bool:
+        """End the stream that `figures` shows as `rid`; returns whether there was one."""
+        answer = self._call(CancelStream(next(self._refs), rid))
+        assert isinstance(answer, Done)
+        return answer.count > 0
 
     def embed(self, texts: Iterable[str] = (), *, ids: Iterable[Iterable[int]] = ()) -> list[tuple[list[float], int]]:
         """The vector of each text, or of each list of token ids, and how many tokens it has. Raises RequestRejected."""
@@ -247,6 +339,7 @@ class Client:
         with self._lock:
             match message:
                 case Deltas():
+                    unread = []
                     for ref, item in split_deltas(message):
                         stream = self._streams.get(ref)
                         if stream is None:
@@ -254,12 +347,29 @@ class Client:
                         stream._queue.put(item)
                         if isinstance(item, End):
                             del self._streams[ref]
+                            if stream._ended is not None:
+                                stream._ended.put(stream)
                         else:
                             stream.tokens += item.count
+                            if stream._ended is not None:
+                                unread.append(ref)
+                    if unread:
+                        with contextlib.suppress(CallboardError):
+                            self._connection.send(Credit(unread, [1] * len(unread)))
                 case Accepted(ref=ref, prompt_tokens=prompt_tokens):
                     if ref in self._streams:
                         self._streams[ref].prompt_tokens = prompt_tokens
-                case Tokenized() | Detokenized() | Models() | CallFailed() | Done() | Kept() | Embedded() | Ranked():
+                case (
+                    Tokenized()
+                    | Detokenized()
+                    | Models()
+                    | CallFailed()
+                    | Done()
+                    | Kept()
+                    | Embedded()
+                    | Ranked()
+                    | Figures()
+                ):
                     if message.ref in self._calls:
                         self._calls[message.ref].put(message)
 
@@ -269,8 +379,21 @@ class Client:
             lost = Lost(error, [stream.name for stream in streams.values()])
             for ref, stream in streams.items():
                 stream._queue.put(lost.of(stream.name, stream.tokens))
+                if stream._ended is not None:
+                    stream._ended.put(stream)
                 self._cancel(ref)  # should its request have been queued for the successor already
             for answers in self._calls.values():
                 answers.put(error)
         if self.on_lost is not None:
             self.on_lost(error)
+
+
+def _read_all(stream: Stream) -> Result:
+    """What a stream that has ended brought."""
+    deltas = []
+    try:
+        for delta in stream:
+            deltas.append(delta)
+    except CallboardError as error:
+        return whole(deltas, stream.end, error)
+    return whole(deltas, stream.end)

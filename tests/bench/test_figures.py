@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.growth import doubling
+from bench.growth import doubling, fits
+from bench.growth_report import markdown
 from bench.load.driver import Progress, run_load
 from bench.load.fit import error, fit, value
 from bench.load.outcome import Outcome
@@ -15,7 +16,7 @@ from bench.load.page import page
 from bench.load.parity import compare_solo, first_difference, solo_plan
 from bench.load.plan import Ask, Plan
 from bench.load.plots import engine_shares, run_plots
-from bench.load.sampled import parts
+from bench.load.sampled import outside, parts
 from bench.load.summary import summarize
 from bench.load.timeline import Sample, Timeline
 
@@ -127,6 +128,12 @@ STACKS = [
 def test_samples_are_sorted_by_the_innermost_part_of_the_loop():
     assert parts(STACKS) == {"model": 0.7, "turn": 0.2, "sockets and messages": 0.06, "the loop around turns": 0.04}
     assert parts(STACKS[-1:]) == {}
+    inner = {
+        "step in actors/engine/batch.py": 0.2,
+        "encode in protocol/codec.py": 0.06,
+        "poll in zmq/sugar/poll.py": 0.04,
+    }
+    assert outside(STACKS) == inner
 
 
 def sample(at: float, step: int, model: float, python: float) -> Sample:
@@ -158,3 +165,23 @@ def test_the_page_stands_alone_and_escapes_what_it_shows():
     assert "<script>" not in text
     assert "src=" not in text
     assert 'href="http' not in text
+
+
+def test_the_first_limits_are_named_from_the_figures():
+    streams = [
+        {"streams": n, "decoding_tokens_per_second": 1000 * n / (5 + n), "step_ms": 5.0 + n, "model_ms": 4.0 + n}
+        | {"ttft_p99_ms": 1.0, "engine_mib": 100.0 + n / 2, "cache_mib_per_stream": 0.5}
+        for n in (1, 2, 4, 8, 16)
+    ]
+    lengths = [
+        {"prompt_tokens": n, "ttft_ms": 3 + n / 10 + n * n / 1000, "context": n, "step_ms": 1.0, "model_ms": 0.5}
+        | {"cache_mib_per_stream": n / 100}
+        for n in (16, 64, 256, 1024)
+    ]
+    figures: dict[str, Any] = {"streams": streams, "lengths": lengths}
+    figures |= {"fits": fits(figures), "machine": {"cpu": "x", "cores": 2, "memory_gib": 1.0, "system": "y"}}
+    text = markdown(figures)
+    assert "One stream: a step takes 6.00 ms, 83% of it in the model, the rest around it." in text
+    assert "from 8 to 16 throughput grows by 1.24 only; a step of 16 takes 21 ms, 95% of it in the model" in text
+    assert "0.50 MiB of the engine's process per stream; all memory here is 2,048." in text
+    assert "from 100 tokens on the square of the length rules" in text

@@ -78,8 +78,9 @@ def test_the_engine_may_die_building_a_grammar_and_when_choices_join(
 def test_cut_frames_and_a_clock_that_jumps_lose_nothing(
     server: RunningServer, faults: Faults, tiny_model: Path, report: Report
 ):
-    surroundings.cut_frames(report, server, faults, tiny_model, streams=4, tokens=30)
-    surroundings.clock_jump(report, server, faults, streams=4, tokens=800)
+    routes = ["streamer engine", "tokenizer streamer"]
+    surroundings.cut_frames(report, server, faults, tiny_model, streams=4, tokens=30, routes=routes)
+    surroundings.clock_jump(report, server, faults, streams=4, tokens=400)
 
 
 def test_malformed_requests_disturb_nobody(server: RunningServer, tiny_model: Path, report: Report):

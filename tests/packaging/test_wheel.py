@@ -76,6 +76,9 @@ def test_the_wheel_holds_the_four_rooms_and_no_more(wheel: Path) -> None:
     assert f"{info}/licenses/LICENSE" in names
     there = {path.relative_to(ROOT).as_posix() for room in ROOMS for path in (ROOT / room).rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == there
+    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "server" / "dashboard").iterdir()}
+    assert page
+    assert {name for name in names if name.startswith("server/dashboard/")} == page
 
 
 def test_the_version_from_a_folder_with_a_server_of_its_own(clean: Path, elsewhere: Path) -> None:

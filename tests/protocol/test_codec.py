@@ -135,6 +135,11 @@ EXAMPLES = [
     (step_codec, m.Step(1, 2, [], b"", pooled_rids=[3], pooled=[pack_floats([0.5])])),
     (command_codec, m.Submit(*(1, 2, 3, b"\1\0\0\0", 1, 10, 0.0, 1.0, 42), adapter="fr")),
     (report_codec, m.Ready("engine", 0, 1, 1, "ipc:///x", m.ModelCard("demo", adapters={"fr": "adapters/fr"}))),
+    (client_codec, m.Generate(1, m.SamplingParams(), ids=b"\1\0\0\0", trace=True)),
+    (server_codec, m.Deltas([], [], [], [], [m.End(1, "finished", "stop", trace=m.Trace(0.5, in_model=0.25))])),
+    (result_codec, m.Encoded(1, 2, b"\1\0\0\0", began=0.5, ended=0.75)),
+    (command_codec, m.Submit(1, 2, 3, b"\1\0\0\0", 1, 10, 0.0, 1.0, 42, turn=7, trace=True)),
+    (step_codec, m.Step(1, 2, [3], b"\5\0\0\0", traces=[m.EngineTrace(3, 0.5, 0.75, 0.25, 0.125, 0.0625)])),
 ]
 
 

@@ -6,16 +6,23 @@ finishes.
 
 from collections.abc import Callable
 
+import msgspec
 from fake_router import FakeRouter
 
 from protocol.codec import client_codec
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
+    AskFigures,
+    CallFailed,
     Cancel,
+    CancelStream,
+    Charge,
     Credit,
     Deltas,
+    Done,
     End,
+    Figures,
     Generate,
     Hello,
     Ping,
@@ -100,6 +107,11 @@ class FakeStreamer(FakeRouter):
         self.names: list[str] = []
         self.silent = False
         self.cancels_are_answered = True
+        self.figures = Figures(0)
+        self.asked: list[AskFigures] = []
+        self.cancelled_rids: list[int] = []
+        self.charges: list[Charge] = []
+        self.on_charge: Callable[[Charge], Done | CallFailed] = lambda charge: Done(charge.ref, 1)
         super().__init__(endpoint)
 
     def on_frame(self, identity: bytes, frame: bytes) -> None:
@@ -113,6 +125,15 @@ class FakeStreamer(FakeRouter):
                 self.send(identity, Welcome(PROTOCOL_VERSION, self.incarnation, WINDOW))
             case Ping(seq=seq):
                 self.send(identity, Pong(seq, self.incarnation))
+            case AskFigures(ref=ref):
+                self.asked.append(message)
+                self.send(identity, msgspec.structs.replace(self.figures, ref=ref))
+            case Charge():
+                self.charges.append(message)
+                self.send(identity, self.on_charge(message))
+            case CancelStream(ref=ref, rid=rid):
+                self.cancelled_rids.append(rid)
+                self.send(identity, Done(ref, int(rid == 1)))
             case Generate():
                 for ref in (message.ref, *message.more_refs):
                     stream = FakeStream(self, identity, message)

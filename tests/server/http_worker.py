@@ -19,6 +19,7 @@ from fake_supervisor import FakeSupervisor, system_state
 
 from protocol.endpoints import ipc_endpoint
 from protocol.messages import SystemState
+from server.key_file import ApiKey, plain_key
 from server.options import HttpOptions
 
 
@@ -35,14 +36,17 @@ class HttpWorker:
         self.url = f"http://127.0.0.1:{self.port}"
         lifeline_out, self._lifeline = os.pipe()
         self._log = open(self.run_dir / "log", "wb+")  # noqa: SIM115  # closed in close()
-        settings = HttpOptions(model_name="tiny", **options)
+        keys = [key if isinstance(key, ApiKey) else plain_key(key) for key in options.pop("api_keys", ())]
+        settings = HttpOptions(model_name="tiny", api_keys=keys, **options)
         command = [sys.executable, "-P", "-m", "server.worker", "--run", str(self.run_dir)]
         command += ["--index", "0", "--epoch", "7", "--lifeline", str(lifeline_out)]
         command += ["--socket", str(self._listener.fileno()), "--options", msgspec.json.encode(settings).decode()]
         fds = (lifeline_out, self._listener.fileno())
         self.process = subprocess.Popen(command, stderr=self._log, stdin=subprocess.DEVNULL, pass_fds=fds)
         os.close(lifeline_out)
-        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE)
+        if settings.tls_cert:
+            self.url = self.url.replace("http:", "https:")
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE, verify=False)
         self.supervisor.wait_ready()
         if serving:
             self.serve()

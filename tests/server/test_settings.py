@@ -40,6 +40,8 @@ def test_keys_may_be_given_several_times_or_in_the_environment():
     assert resolve(["--api-key", "a", "--api-key", "b,c"]).api_key == ["a", "b", "c"]
     assert resolve([], {"CALLBOARD_API_KEY": "a,b"}.items()).api_key == ["a", "b"]
     assert resolve(["--zmq-tcp", "[::1]:5555"]).zmq_tcp == "[::1]:5555"
+    open_to_all = resolve(["--zmq-tcp", "0.0.0.0:5555", "--zmq-keys", "server.key", "--api-key", "a"])
+    assert open_to_all.zmq_keys == "server.key"
 
 
 def test_booleans(tmp_path):
@@ -55,10 +57,11 @@ def test_booleans(tmp_path):
         (["--port", "70000"], {}, None, "--port: 70000 is not in 0 … 65535"),
         ([], {"CALLBOARD_STREAM_INTERVAL": "0"}, None, "CALLBOARD_STREAM_INTERVAL: 0 is not in"),
         ([], {"CALLBOARD_LOG_LEVEL": "loud"}, None, "CALLBOARD_LOG_LEVEL"),
-        (["--zmq-tcp", "0.0.0.0:5555"], {}, None, "no loopback address"),
-        (["--zmq-tcp", "example.org:5555"], {}, None, "no loopback address"),
+        (["--zmq-tcp", "0.0.0.0:5555"], {}, None, "needs --zmq-keys"),
+        (["--zmq-tcp", "example.org:5555"], {}, None, "no address and port"),
+        (["--zmq-keys", "server.key"], {}, None, "--zmq-tcp, which is not given"),
         (["--zmq-tcp", "127.0.0.1:70000"], {}, None, "70000 is not in"),
-        (["--zmq-tcp", "127.0.0.1:5555", "--api-key", "x"], {}, None, "can't be used together"),
+        (["--zmq-tcp", "127.0.0.1:5555", "--api-key", "x"], {}, None, "needs --zmq-keys"),
         ([], {}, "prot = 1", "no setting is called 'prot'"),
         ([], {}, "port = 'abc'", "port: 'abc' is no whole number"),
         ([], {}, "port = ", "is not TOML"),

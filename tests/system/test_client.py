@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.harness import RunningServer, wait_until
-from protocol import AsyncClient, Client
+from protocol import AsyncClient, Client, Result
 from protocol.errors import RequestFailed, ServerNotFound
 
 TEXT = "Straße, naïve 😀👩‍👩‍👧 漢字 ℵ₀ 1234\n\ttabs"
@@ -60,6 +60,26 @@ def test_the_end_tells_usage_and_timing(client: Client):
     assert 0 <= stream.end.timing.ttft <= stream.end.timing.total
 
 
+def test_a_traced_request_tells_when_it_was_where(client: Client):
+    for prompt in ({"prompt": "hello"}, {"ids": [700, 800]}):
+        sent = time.monotonic()
+        stream = client.generate(**prompt, max_tokens=2, temperature=0, ignore_eos=True, trace=True)
+        stream.text()
+        assert stream.end is not None
+        trace = stream.end.trace
+        assert trace is not None
+        text = [trace.asked, trace.tokenizing, trace.tokenized]
+        assert ("prompt" in prompt) == (min(text) >= 0)
+        way = [sent, trace.received, *(text if "prompt" in prompt else ()), trace.encoded, trace.submitted]
+        way += [trace.queued, trace.stepped, trace.arrived, trace.ended, time.monotonic()]
+        assert way == sorted(way)
+        assert 0 < trace.in_model < trace.stepped - trace.queued
+    stream = client.generate(ids=[700], max_tokens=1)
+    stream.text()
+    assert stream.end is not None
+    assert stream.end.trace is None
+
+
 def test_cancel_ends_the_stream_and_frees_the_row(server: RunningServer, client: Client):
     stream = client.generate(ids=[700, 800], **ENDLESS)
     next(stream)
@@ -92,6 +112,9 @@ def test_a_slow_reader_gets_everything_and_is_not_taken_for_dead(server: Running
     stream = client.generate(ids=[700, 800], max_tokens=300, temperature=0, ignore_eos=True)
     other = client.generate(ids=[700, 800], max_tokens=300, temperature=0, ignore_eos=True).text()
     server.wait_idle()
+    # All 300 tokens are generated; what is here is bounded by the window, the rest came in one piece with the end.
+    wait_until(lambda: stream.buffered >= 66, 5)
+    assert stream.buffered == 64 + 2  # the end among them
     deltas = list(stream)
     assert sum(delta.count for delta in deltas) == 300
     assert "".join(delta.text for delta in deltas) == other
@@ -112,6 +135,52 @@ def test_many_streams_of_one_async_client_keep_apart(server: RunningServer):
     together, one_by_one = asyncio.run(run())
     assert together[:6] == one_by_one
     assert len(set(together)) == len(together)
+
+
+def test_a_slow_consumer_is_sent_no_more_than_the_window(server: RunningServer):
+    """What it has not taken waits in the server; taking a part of it brings as much again."""
+
+    async def run() -> None:
+        async with AsyncClient(endpoint=server.endpoint) as client:
+            stream = client.generate(ids=[700, 800], **ENDLESS)
+            await asyncio.to_thread(wait_until, lambda: stream.buffered == 64, 10)
+            before = stream.tokens
+            other = client.generate(ids=[700, 800], max_tokens=40, temperature=0, ignore_eos=True)
+            assert await other.result()
+            assert (stream.buffered, stream.tokens) == (64, before)
+            for _ in range(9):  # the credit for a delta goes out when the next one is taken
+                await anext(stream)
+            await asyncio.to_thread(wait_until, lambda: stream.buffered == 64 - 9 + 8, 10)
+            assert stream.tokens > before + 20  # the first of the new ones brings all that was gathered
+            stream.cancel()
+            await stream.result()
+
+    asyncio.run(run())
+
+
+def test_many_prompts_are_answered_in_their_order(server: RunningServer, client: Client):
+    options: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "ignore_eos": True, "return_ids": True}
+    prompts: list[Any] = [[900 + i, 901 + i] for i in range(20)]
+    prompts += ["hello", [{"role": "user", "content": "hello"}], [4_000_000_000]]
+
+    async def ask() -> list[Result]:
+        async with AsyncClient(endpoint=server.endpoint) as other:
+            return await other.generate_many(prompts, at_once=8, **options)
+
+    results = client.generate_many(prompts, at_once=8, **options)
+    again = asyncio.run(ask())
+    for one, two in zip(results, again, strict=True):
+        assert (one.text, one.ids, one.reason) == (two.text, two.ids, two.reason)
+    *good, bad = results
+    assert all(one.error is None and len(one.ids) == 6 for one in good)
+    assert bad.error is not None
+    assert bad.error.code == "invalid_request"
+    for prompt, one in zip(prompts[:3], good, strict=False):
+        alone = client.generate(ids=prompt, **options)
+        assert alone.result().ids == one.ids
+        assert alone.stats is not None
+        assert (alone.stats.prompt_tokens, alone.stats.completion_tokens) == (2, 6)
+        assert 0 <= alone.stats.queue <= alone.stats.ttft <= alone.stats.total
 
 
 def test_async_calls_and_cancel(server: RunningServer):

@@ -1,11 +1,12 @@
 """The client libraries people really use, against a server with the tiny model."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.checks import clients
+from bench.checks import clients, fair_clients, node
 from bench.checks.report import Report
 from bench.harness import RunningServer
 from server.models.cache import cache_root
@@ -37,7 +38,26 @@ def test_npm(server: RunningServer, report: Report):
     assert report.failures == []
 
 
-def test_a_full_server_is_asked_again(tiny_model: Path, report: Report):
-    with RunningServer(tiny_model, "--max-num-seqs", "2") as full:
-        clients.retries(report, full, running=2, waiting=32)
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+def test_the_node_example(server: RunningServer, report: Report):
+    node.node_client(report, server, cache_root() / "node-example")
     assert report.failures == []
+
+
+@pytest.fixture(scope="module")
+def small_server(tiny_model: Path) -> Iterator[RunningServer]:
+    """A server that runs two rows at a time, and lets 32 wait."""
+    with RunningServer(tiny_model, "--max-num-seqs", "2") as running:
+        yield running
+
+
+def test_a_full_server_is_asked_again(small_server: RunningServer, report: Report):
+    clients.retries(report, small_server, running=2, waiting=32)
+    assert report.failures == []
+
+
+def test_a_client_that_floods_does_not_keep_others_waiting(small_server: RunningServer, report: Report):
+    small_server.wait_idle()
+    fair_clients.fair_clients(report, small_server, seats=2, flood=60, tokens=20, asked=4)
+    assert report.failures == []
+    assert report.figures["flood_refused"] > 0

@@ -10,6 +10,7 @@ from bench.load.plan import Plan
 
 def test_connections_at_once_are_all_accepted(server: RunningServer, report: Report):
     crowds.connections(report, server, 256)
+    crowds.raw_connections(report, server, 200)
     assert report.failures == []
 
 

@@ -56,9 +56,11 @@ class Device:
                 if rid in self.computed:
                     self.computed[rid] = found
 
-    def submit(self, rid: int, length: int, budget: int, ignore_eos: bool = False, priority: int = 0) -> None:
+    def submit(
+        self, rid: int, length: int, budget: int, ignore_eos: bool = False, priority: int = 0, turn: int = 0
+    ) -> None:
         stop_ids = frozenset() if ignore_eos else frozenset({EOS})
-        self.scheduler.add(rid, length, budget, stop_ids=stop_ids, priority=priority)
+        self.scheduler.add(rid, length, budget, stop_ids=stop_ids, priority=priority, turn=turn)
         self.submitted.append(rid)
         self.lengths[rid], self.budgets[rid], self.tokens[rid] = length, budget, []
 
@@ -274,6 +276,15 @@ def test_lower_priority_numbers_go_first() -> None:
     device.submit(2, 4, 1, priority=-5)
     device.finish()
     assert device.admitted == [2, 0, 1]
+
+
+def test_rows_of_equal_priority_go_by_their_turn() -> None:
+    device = Device(Limits(max_num_seqs=1))
+    for rid, turn in enumerate([0, 1, 2, 1, 0]):
+        device.submit(rid, 4, 1, turn=turn)
+    device.submit(5, 4, 1, priority=-1, turn=9)
+    device.finish()
+    assert device.admitted == [5, 0, 4, 1, 3, 2]
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 
+import msgspec
 import pytest
 import zmq
 
@@ -14,6 +15,7 @@ from protocol import Client
 from protocol.codec import encode, server_codec
 from protocol.errors import RequestFailed, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_ids
+from protocol.keys import ClientKeys, ServerKeys, new_pair, write_keys
 from protocol.limits import MAX_DEPTH, MAX_MESSAGES
 from protocol.messages import CallFailed, Credit, Deltas, Generate, Hello, Refused, SamplingParams, Step, Stop, Welcome
 from protocol.sockets import connect_dealer
@@ -480,12 +482,51 @@ def test_tokenize_detokenize_and_models(rig):
     assert [card.name for card in client.models()] == ["tiny"]
 
 
+def test_busy_polling_serves_as_ever(make_rig):
+    rig = make_rig(busy_poll=0.02)
+    rig.announce()
+    for _ in range(2):
+        stream = rig.client().generate("x", max_tokens=2)
+        run(rig, rig.engine.submit(), [8, 9])
+        assert stream.result().stats.completion_tokens == 2
+    assert rig.open_streams() == 0
+
+
 def test_loopback_tcp_is_served_too_when_asked_for(make_rig):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     rig = make_rig(zmq_tcp=address)
     rig.announce()
     with Client(endpoint=f"tcp://{address}") as client:
+        assert client.tokenize("hello") == ids_of(rig, "hello")
+
+
+def test_tcp_with_keys_lets_in_their_clients_alone(make_rig, tmp_path):
+    """ipc, on the same socket, needs no keys; a client's key counts as soon as it is in the file."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    server, known, stranger = (ServerKeys(*new_pair()), new_pair(), new_pair())
+    file = tmp_path / "server.key"
+    write_keys(file, msgspec.structs.replace(server, clients={"one": known[0]}))
+    rig = make_rig(zmq_tcp=address, zmq_keys=str(file))
+    rig.announce()
+    endpoint = f"tcp://{address}"
+    with Client(endpoint=endpoint, keys=ClientKeys(*known, server.public)) as client:
+        assert client.tokenize("hello") == ids_of(rig, "hello")
+    assert rig.client().tokenize("hello") == ids_of(rig, "hello")
+    bare = zmq.Context()
+    for keys in (None, ClientKeys(*stranger, server.public), ClientKeys(*known, stranger[0])):
+        refused = connect_dealer(bare, endpoint, keys=keys)
+        watch = refused.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED)
+        refused.send(encode(Hello(1)))
+        assert watch.poll(10_000), "the connection was not ended"
+        assert not refused.poll(0)
+        refused.disable_monitor()
+        watch.close(0)
+        refused.close(0)
+    bare.term()
+    write_keys(file, msgspec.structs.replace(server, clients={"two": stranger[0]}))
+    with Client(endpoint=endpoint, keys=ClientKeys(*stranger, server.public)) as client:
         assert client.tokenize("hello") == ids_of(rig, "hello")
 
 

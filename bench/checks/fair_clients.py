@@ -1,0 +1,68 @@
+"""Check of fairness between clients: one floods the server, and another one's requests don't wait behind the flood."""
+
+import asyncio
+import statistics
+import time
+from typing import Any
+
+from bench.checks.report import Report
+from bench.harness import RunningServer
+from protocol import AsyncClient
+
+
+def fair_clients(report: Report, server: RunningServer, *, seats: int, flood: int, tokens: int, asked: int) -> None:
+    """A client asks for more than the server takes at once; another asks `asked` times, one after the other.
+
+    Each of those begins before more than a few rows of the flood have ended, although hundreds came first; and none is
+    refused, although the flood has filled the queue. Texts, so that the tokenizers are shared fairly, too.
+    """
+    alone, beside, ended, refused = asyncio.run(_run(server, flood, tokens, asked))
+    report.measured("ttft_alone_ms", round(statistics.median(alone) * 1000, 1))
+    report.measured("ttft_beside_the_flood_ms", round(statistics.median(beside) * 1000, 1))
+    report.measured("flood_rows_ended_meanwhile", ended)
+    report.measured("flood_refused", refused)
+    report.expect(len(beside) == asked, "every request of the other client is served", len(beside))
+    # A seat has to become free; rows of the flood that were promised one before end, too.
+    bound = 2 * seats + 2
+    report.expect(max(ended) <= bound, f"each begins before more than {bound} rows of the flood have ended", ended)
+
+
+async def _run(
+    server: RunningServer, flood: int, tokens: int, asked: int
+) -> tuple[list[float], list[float], list[int], int]:
+    options: dict[str, Any] = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    done = {"finished": 0, "rejected": 0}
+    begun = asyncio.Event()
+    async with AsyncClient(endpoint=server.endpoint) as flooding, AsyncClient(endpoint=server.endpoint) as other:
+
+        async def ask(number: int) -> float:
+            began = time.perf_counter()
+            stream = other.generate(f"Request {number}", **options)
+            async for _ in stream:
+                break
+            stream.cancel()
+            return time.perf_counter() - began
+
+        async def drain(number: int) -> None:
+            stream = flooding.generate(f"Flood {number}", **options)
+            try:
+                async for _ in stream:
+                    begun.set()
+                done["finished"] += 1
+            except Exception:
+                done["rejected"] += 1
+
+        alone = [await ask(number) for number in range(asked)]
+        tasks = [asyncio.create_task(drain(number)) for number in range(flood)]
+        await begun.wait()
+        beside, ended = [], []
+        for number in range(asked):
+            before = done["finished"]
+            beside.append(await ask(number))
+            ended.append(done["finished"] - before)
+        left = flood - sum(done.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert left, "the flood was over before the other client had asked"
+    return alone, beside, ended, done["rejected"]

@@ -1,0 +1,144 @@
+"""The dashboard at `/admin`: its static files, and the JSON that its page asks for once a second. On the event loop.
+
+The files hold nothing secret and are open; everything under `/admin/api/` needs a key when the server has any. What
+changes something takes JSON only, which other sites' pages can't send without CORS.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from protocol.errors import INVALID_REQUEST, CallboardError
+from protocol.figures import Sample
+from protocol.messages import EngineStats, Figures, PrefixStats
+from server.backend import Backend
+from server.errors import NOT_FOUND, ApiError, from_client_error, invalid
+from server.log_tail import read_tail
+
+FILES = Path(__file__).parent / "dashboard"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+MAX_STREAMS = 1000
+_ACTOR = ("name", "state", "pid", "epoch", "memory", "cpu", "restarts", "crashes")
+_COLUMNS = Sample.__struct_fields__
+
+
+def _fields(struct: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+class Admin:
+    """The endpoints. `log` is the file that holds the end of the system's log, if there is one."""
+
+    def __init__(self, backend: Backend, log: Path | None) -> None:
+        self._backend = backend
+        self._log = log
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("/admin", self.page, include_in_schema=False),
+            Route("/admin/api/state", self.state, include_in_schema=False),
+            Route("/admin/api/streams/{rid:int}/cancel", self.cancel, methods=["POST"], include_in_schema=False),
+            Route("/admin/api/engine/replace", self.replace, methods=["POST"], include_in_schema=False),
+            Route("/admin/{name}", self.file, include_in_schema=False),
+        ]
+
+    async def page(self, _request: Request) -> Response:
+        """The page."""
+        return _file("index.html")
+
+    async def file(self, request: Request) -> Response:
+        """A file of the page. Raises ApiError when there is none of that name."""
+        return _file(request.path_params["name"])
+
+    async def state(self, request: Request) -> Response:
+        """How all stands; with samples after `since`, the first `streams`, and the log from byte `log` on."""
+        asked = request.query_params
+        try:
+            since, streams, offset = (
+                float(asked.get("since", 0)),
+                int(asked.get("streams", 0)),
+                int(asked.get("log", -1)),
+            )
+        except ValueError:
+            raise invalid("since, streams and log are numbers") from None
+        figures = await self._backend.figures(min(max(streams, 0), MAX_STREAMS), since)
+        body = self._body(figures if figures is not None else Figures(0))
+        if offset >= 0 and self._log is not None:
+            end, lines = read_tail(self._log, offset)
+            body["log"] = {"offset": end, "lines": lines}
+        return Response(msgspec.json.encode(body), headers={"cache-control": "no-store"}, media_type="application/json")
+
+    def _body(self, figures: Figures) -> dict[str, Any]:
+        backend, system = self._backend, self._backend.state
+        engine: EngineStats = figures.engine if figures.engine.step else system.engine
+        prefix: PrefixStats = engine.prefix
+        own = [system.supervisor] if system.supervisor is not None else []
+        card = backend.card
+        now = time.time()
+        return {
+            "now": now,
+            "up": now - system.started if system.started else 0,
+            "status": backend.status,
+            "model": backend.model,
+            "context": card.context if card is not None else 0,
+            "actors": [{name: getattr(actor, name) for name in _ACTOR} for actor in (*own, *system.actors)],
+            "engine": {key: value for key, value in _fields(engine).items() if key != "prefix"},
+            "prefix": _fields(prefix),
+            "phases": figures.phases,
+            "requests": figures.counts.requests,
+            "generated": figures.counts.generated,
+            "connections": figures.connections,
+            "streams": [_fields(stream) for stream in figures.streams],
+            "samples": {
+                "columns": _COLUMNS,
+                "rows": [[getattr(sample, name) for name in _COLUMNS] for sample in figures.samples],
+            },
+        }
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a stream. Raises ApiError when it is gone."""
+        _check_json(request)
+        rid = request.path_params["rid"]
+        try:
+            found = await self._backend.client().cancel_stream(rid)
+        except CallboardError as error:
+            raise from_client_error(error) from None
+        if not found:
+            raise ApiError(NOT_FOUND, f"stream {rid} has ended")
+        return Response(b"{}", media_type="application/json")
+
+    async def replace(self, request: Request) -> Response:
+        """Have the engine replaced; no stream is lost."""
+        _check_json(request)
+        me = self._backend.state.supervisor
+        if me is None or me.pid != os.getppid():
+            raise ApiError(INVALID_REQUEST, "the supervisor is not known yet")
+        os.kill(me.pid, signal.SIGUSR1)
+        return Response(b"{}", 202, media_type="application/json")
+
+
+def _check_json(request: Request) -> None:
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise invalid("send this as application/json", "content-type")
+
+
+def _file(name: str) -> Response:
+    path = FILES / name
+    kind = _TYPES.get(path.suffix)
+    if kind is None or path.parent != FILES or not path.is_file():
+        raise ApiError(NOT_FOUND, f"there is nothing at GET /admin/{name}")
+    return Response(path.read_bytes(), headers=_HEADERS, media_type=kind)

@@ -1,0 +1,53 @@
+"""Prometheus' metrics from values that somebody else has counted, and their text. Used by `server.metrics`."""
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from protocol.figures import Histogram
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+
+def family(name: str, kind: str, text: str, labels: Mapping[str, str], own: tuple[str, ...], values: object) -> Metric:
+    """One metric: `labels` stand in each of its samples, `own` name those that `values` gives."""
+    names, given = [*labels, *own], [*labels.values()]
+    if kind == HISTOGRAM:
+        assert isinstance(values, Histogram)
+        return _histogram(HistogramMetricFamily(name, text, labels=names), given, values)
+    assert isinstance(values, Mapping)
+    made = (CounterMetricFamily if kind == COUNTER else GaugeMetricFamily)(name, text, labels=names)
+    for of, value in values.items():
+        made.add_metric([*given, *of], value)
+    return made
+
+
+def _histogram(made: HistogramMetricFamily, labels: list[str], values: Histogram) -> Metric:
+    below, buckets = 0, []
+    for bound, count in zip([*map(str, values.bounds), "+Inf"], values.counts or [0], strict=False):
+        below += count
+        buckets.append((bound, float(below)))
+    if buckets[-1][0] != "+Inf":
+        buckets.append(("+Inf", float(below)))
+    made.add_metric(labels, buckets=buckets, sum_value=values.total)
+    return made
+
+
+class _Given(Collector):
+    """Gives the registry what was made for one request."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = [*metrics]
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def exposition(metrics: Iterable[Metric]) -> bytes:
+    """Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Given(metrics))
+    return generate_latest(registry)

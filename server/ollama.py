@@ -1,0 +1,281 @@
+"""Ollama's API, so that tools that only know Ollama work: `/api/chat`, `generate`, `tags`, `show`, `ps`, `embed`.
+
+Used by the app, on the event loop. What would change which models there are is answered with the command to use.
+"""
+
+import hashlib
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from protocol.errors import LOADING, MODEL_NOT_FOUND
+from protocol.messages import Grammar, SamplingParams, ToolChoice
+from server.backend import Backend
+from server.chat import template_kwargs
+from server.errors import UNSUPPORTED, ApiError, invalid
+from server.generation import Generation, sampling_params
+from server.ollama_answers import OllamaAnswer, now
+from server.request_body import check_depth, decode_request
+from server.schemas import FunctionSpec, SamplingFields, ToolSpec
+from server.schemas_ollama import (
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaOptions,
+    OllamaRequest,
+    OllamaShowRequest,
+)
+from server.structured import json_schema
+from server.tools import Tools, tool_of
+
+VERSION = "0.12.0"  # of Ollama's API that this follows
+LINES = "application/x-ndjson"
+_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+_INSTEAD = {
+    "pull": "callboard pull MODEL",
+    "delete": "callboard rm MODEL",
+    "create": "callboard serve FOLDER --served-model-name NAME",
+    "copy": "callboard serve MODEL --served-model-name NAME",
+    "push": "the hub's own tools",
+}
+
+
+class OllamaApi:
+    """All endpoints but those of the frame (`GenerateEndpoint`, `JsonCall`), which call its parts."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    # Generating.
+
+    def parse_chat(self, body: bytes, model: str, _request_id: str) -> tuple[str | None, Generation | Response]:
+        """`POST /api/chat`. Raises ApiError naming the field that is wrong."""
+        request = decode_request(body, OllamaChatRequest, {})
+        if not request.messages:
+            return self._plain(request.model), self._nothing(request, {"message": {"role": "assistant", "content": ""}})
+        messages = [_message(message, i) for i, message in enumerate(request.messages)]
+        check_depth(messages, "messages")
+        tools: Tools = []
+        for tool in request.tools or ():
+            made = tool.function
+            tools.append(tool_of(ToolSpec("function", FunctionSpec(made.name, made.description, made.parameters))))
+        check_depth(tools, "tools")
+        return self._plain(request.model), self._generation(request, {"messages": messages}, chat=True, tools=tools)
+
+    def parse_generate(self, body: bytes, model: str, _request_id: str) -> tuple[str | None, Generation | Response]:
+        """`POST /api/generate`. Raises ApiError naming the field that is wrong."""
+        request = decode_request(body, OllamaGenerateRequest, {})
+        for name in ("suffix", "template", "images"):
+            if getattr(request, name):
+                raise ApiError(UNSUPPORTED, f"{name} is not supported", param=name)
+        if not request.prompt:
+            return self._plain(request.model), self._nothing(request, {"response": ""})
+        card = self._backend.card
+        if request.raw or (card is not None and not card.has_chat_template):
+            prompt: dict[str, Any] = {"prompt": request.prompt}
+        else:
+            system = [{"role": "system", "content": request.system}] if request.system else []
+            prompt = {"messages": [*system, {"role": "user", "content": request.prompt}]}
+        return self._plain(request.model), self._generation(request, prompt, chat=False, tools=[])
+
+    def _generation(self, request: OllamaRequest, prompt: dict[str, Any], *, chat: bool, tools: Tools) -> Generation:
+        thinks = request.think not in (None, False)
+        kwargs: dict[str, Any] = {} if request.think is None else {"enable_thinking": thinks}
+        effort = request.think if isinstance(request.think, str) else None
+        return Generation(
+            prompts=[prompt],
+            params=_params(request),
+            answer=OllamaAnswer(self._shown_name, chat=chat, thinks=request.think is not False),
+            stream=request.stream is not False,
+            template_kwargs=(template_kwargs(None, effort) | kwargs) if "messages" in prompt else {},
+            tools=tools,
+            tool_choice=ToolChoice(),
+            split_reply="messages" in prompt,
+            media_type=LINES,
+        )
+
+    def _nothing(self, request: OllamaRequest, said: dict[str, Any]) -> Response:
+        """The answer to a request that only loads or unloads: the model is there, and stays."""
+        self._backend.check_model(self._plain(request.model))
+        done = "unload" if request.keep_alive in (0, "0", "0s") else "load"
+        body = {"model": self._shown_name, "created_at": now(), **said, "done": True, "done_reason": done}
+        return _json(body)
+
+    # What there is.
+
+    @property
+    def _shown_name(self) -> str:
+        model = self._backend.model
+        return model if ":" in model else f"{model}:latest"
+
+    def _plain(self, name: str) -> str:
+        """Our name for what a client calls a model: it may have a tag of Ollama's."""
+        return name.removesuffix(":latest") if name != self._backend.model else name
+
+    def _entry(self) -> dict[str, Any]:
+        card = self._backend.card
+        if card is None:
+            raise ApiError(LOADING, "the model is still loading")
+        digest = hashlib.sha256(card.name.encode()).hexdigest()
+        modified = datetime.fromtimestamp(card.created or self._backend.state.started or time.time(), UTC)
+        return {
+            "name": self._shown_name,
+            "model": self._shown_name,
+            "modified_at": modified.isoformat().replace("+00:00", "Z"),
+            "size": self._backend.state.engine.memory,
+            "digest": digest,
+            "details": _details(),
+        }
+
+    async def root(self, request: Request) -> Response:
+        """`GET /`: the dashboard for browsers; the words that Ollama's tools look for."""
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("/admin")
+        return PlainTextResponse("Ollama is running")
+
+    async def version(self, _request: Request) -> Response:
+        """`GET /api/version`."""
+        return _json({"version": VERSION})
+
+    async def tags(self, _request: Request) -> Response:
+        """`GET /api/tags`."""
+        return _json({"models": [self._entry()]})
+
+    async def ps(self, _request: Request) -> Response:
+        """`GET /api/ps`."""
+        card = self._backend.card
+        if card is None:
+            return _json({"models": []})
+        entry = self._entry()
+        entry.pop("modified_at")
+        never = "2318-01-01T00:00:00Z"  # what Ollama writes for models that stay
+        more = {"expires_at": never, "size_vram": entry["size"], "context_length": card.context}
+        return _json({"models": [entry | more]})
+
+    async def show(self, body: bytes, backend: Backend) -> object:
+        """`POST /api/show`. Raises ApiError when there is no such model."""
+        asked = decode_request(body, OllamaShowRequest, {})
+        name = asked.model or asked.name
+        if not name:
+            raise invalid("model is required", "model")
+        backend.check_model(self._plain(name))
+        card = backend.card
+        if card is None:
+            raise ApiError(MODEL_NOT_FOUND, "the model is still loading", param="model")
+        kind = "completion" if card.task == "generate" else "embedding"
+        capabilities = [kind, *(["tools"] if card.has_chat_template and card.task == "generate" else [])]
+        info = {"general.architecture": "mlx", "mlx.context_length": card.context, "mlx.vocab_size": card.vocab_size}
+        entry = self._entry()
+        fields = {
+            "modelfile": f"FROM {card.name}",
+            "parameters": "",
+            "template": "{{ .Prompt }}",
+            "details": entry["details"],
+            "model_info": info,
+            "capabilities": capabilities,
+            "modified_at": entry["modified_at"],
+        }
+        return fields
+
+    async def embed(self, body: bytes, backend: Backend) -> object:
+        """`POST /api/embed`, and `/api/embeddings`. Raises ApiError, and what the client raises."""
+        asked = decode_request(body, OllamaEmbedRequest, {})
+        backend.check_model(self._plain(asked.model))
+        given = asked.prompt if asked.input is None else asked.input
+        if given is None:
+            raise invalid("input is required", "input")
+        began = time.monotonic()
+        found = await backend.client().embed([given] if isinstance(given, str) else given)
+        vectors = [vector for vector, _ in found]
+        if asked.input is None:
+            return {"embedding": vectors[0]}
+        fields = {
+            "model": self._shown_name,
+            "embeddings": vectors,
+            "total_duration": int((time.monotonic() - began) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": sum(count for _, count in found),
+        }
+        return fields
+
+    async def instead(self, request: Request) -> Response:
+        """What Ollama does and this server leaves to its command line. Raises ApiError saying which command."""
+        name = request.path_params["name"]
+        raise ApiError(UNSUPPORTED, f"{name} is not done over HTTP here; use: {_INSTEAD.get(name, 'callboard --help')}")
+
+
+def _details() -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": "mlx",
+        "families": ["mlx"],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+
+
+def _params(request: OllamaRequest) -> SamplingParams:
+    options = request.options or OllamaOptions()
+    fields = SamplingFields(
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        seed=options.seed,
+        repetition_penalty=options.repeat_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+    )
+    most = options.num_predict
+    return sampling_params(
+        fields,
+        max_tokens=most if most is not None and most >= 0 else None,
+        stop=options.stop,
+        grammar=_grammar(request),
+        names=_NAMES,
+    )
+
+
+def _grammar(request: OllamaRequest) -> Grammar | None:
+    if not request.format:
+        return None
+    if request.format == "json":
+        return Grammar("json_object", "", "format")
+    if isinstance(request.format, str):
+        raise invalid("format must be json or a JSON schema", "format")
+    return json_schema(request.format, "format")
+
+
+def _message(message: OllamaMessage, index: int) -> dict[str, Any]:
+    if message.images:
+        raise ApiError(UNSUPPORTED, "images are not supported", param=f"messages[{index}].images")
+    made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.thinking:
+        made["reasoning_content"] = message.thinking
+    if message.role == "tool":
+        made["tool_call_id"] = message.tool_call_id or message.tool_name or "call"
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id or f"call_{number}",
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _text_of(call.function.arguments)},
+            }
+            for number, call in enumerate(message.tool_calls)
+        ]
+    return made
+
+
+def _text_of(arguments: dict[str, Any] | str | None) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+
+
+def _json(body: Any) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

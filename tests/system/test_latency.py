@@ -1,0 +1,20 @@
+"""The parts of a small request; what they come to is for `make verify-latency`."""
+
+import pytest
+
+from bench import latency
+from bench.checks.latency import judge
+from bench.checks.report import Report
+from bench.harness import RunningServer
+
+
+def test_the_parts_of_a_request_are_all_of_it(server: RunningServer, monkeypatch: pytest.MonkeyPatch, report: Report):
+    monkeypatch.setattr(latency, "WARM", 2)
+    samples = latency.measure(server, 5)
+    assert {way: len(each) for way, each in samples.items()} == {"raw": 5, "client": 5, "http": 5}
+    for sample in (*samples["raw"], *samples["client"]):
+        assert sum(sample.parts) == pytest.approx(sample.total)
+        assert 0 < sample.in_model < sample.in_engine < sample.total
+        assert sample.parts[latency.PARTS.index("tokenizer")] == 0
+    judge(report, samples)
+    assert len(report.claims) == 2

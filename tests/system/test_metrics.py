@@ -1,0 +1,42 @@
+"""The figures of a real server: every HTTP worker tells the same, and they agree with what clients got."""
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.harness import RunningServer
+from protocol import Client
+
+NAMES = ("callboard_generated_tokens_total", "callboard_prompt_tokens_total", "callboard_itl_seconds_count")
+
+
+def figures(server: RunningServer) -> dict[str, float]:
+    """The sums of `NAMES`, and finished requests; each request may go to another worker."""
+    found: dict[str, float] = dict.fromkeys((*NAMES, "finished"), 0)
+    for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics", trust_env=False).text):
+        for sample in family.samples:
+            if sample.name in NAMES:
+                found[sample.name] = sample.value
+            if sample.name == "callboard_requests_total" and sample.labels["outcome"] == "finished":
+                found["finished"] += sample.value
+    return found
+
+
+def test_figures_agree_with_what_clients_got(server: RunningServer, client: Client):
+    before = figures(server)
+    streams = [client.generate(f"number {i}", max_tokens=12, ignore_eos=True) for i in range(8)]
+    for stream in streams:
+        stream.text()
+    usages = [stream.end.usage for stream in streams if stream.end is not None]
+    for _ in range(4):
+        after = figures(server)
+        assert after["finished"] - before["finished"] == 8
+        assert after[NAMES[0]] - before[NAMES[0]] == sum(usage.completion_tokens for usage in usages) == 96
+        assert after[NAMES[1]] - before[NAMES[1]] == sum(usage.prompt_tokens for usage in usages)
+        assert after[NAMES[2]] - before[NAMES[2]] == 8 * 11
+
+
+def test_processes_are_watched(server: RunningServer):
+    text = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    for name in server.pids():
+        assert f'callboard_actor_up{{actor="{name}",model="tiny"}} 1.0' in text
+        assert f'callboard_actor_memory_bytes{{actor="{name}",model="tiny"}} 0.0' not in text
