@@ -61,8 +61,8 @@ def test_every_code_of_the_protocol_has_a_place() -> None:
         error = from_client_error(protocol.errors.CallboardError(code, ""))
         body = msgspec.json.decode(error.body())["error"]
         assert body["code"] in (code, "context_length_exceeded")
-        assert error.status in (400, 404, 500, 503, 504)
-        assert ("retry-after" in error.response().headers) == (error.status == 503)
+        assert error.status in (400, 404, 429, 500, 503, 504)
+        assert ("retry-after" in error.response().headers) == (error.status in (429, 503))
         assert body["message"]
 
 
