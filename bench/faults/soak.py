@@ -37,7 +37,7 @@ JUMP = 600.0  # seconds that a clock jumps
 SLOW = 0.5  # seconds more for a block on a slow disk
 EXCUSED = 6.0  # seconds from a death of the streamer or an HTTP worker in which streams may be lost to it
 HANG = 13.0  # seconds more when it only hangs: it is killed after ten
-SHARED = {"control", "config.json", "lock"}
+SHARED = {"log", "log.1", "control", "config.json", "lock"}
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -271,15 +271,15 @@ class Soak:
         actors = server.health()["actors"]
         expected = SHARED | {f"{a['name']}-{a['epoch']}" for a in actors if not a["name"].startswith("http")}
         expected |= {f"engine-{a['epoch']}.trail" for a in actors if a["name"] == "engine"}
-        await self._settled(lambda: {path.name for path in run_dir.iterdir()} <= expected, "files in the run directory")
+        await self._settled(lambda: {path.name for path in run_dir.iterdir()} - expected, "files")
         wanted = {actor["pid"] for actor in actors} | {server.record.pid}
-        await self._settled(lambda: {process.pid for process in server.leftover()} <= wanted, "processes")
+        await self._settled(lambda: {str(p.pid) for p in server.leftover() if p.pid not in wanted}, "processes")
 
-    async def _settled(self, holds: Callable[[], bool], what: str) -> None:
+    async def _settled(self, left_over: Callable[[], set[str]], what: str) -> None:
         try:
-            await reached(holds, 5, what)
+            await reached(lambda: not left_over(), 5, what)
         except TimeoutError:
-            self.wrong.append(f"{what} are left over")
+            self.wrong.append(f"{what} are left over: {sorted(left_over())}")
 
 
 def _limit_memory(pid: int) -> None:

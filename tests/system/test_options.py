@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.ask import events, post
-from bench.harness import RunningServer
+from bench.harness import RunningServer, wait_until
 from protocol import AsyncClient, Client
 from protocol.errors import RequestRejected
 from protocol.messages import SamplingParams
@@ -19,6 +19,7 @@ from protocol.messages import SamplingParams
 INTERVAL = 8
 ROWS = 4
 WAITING = 32
+RESERVE = 9  # a quarter of both
 TIMEOUT = 6.0
 
 
@@ -70,14 +71,20 @@ def test_no_more_rows_run_than_allowed_and_the_queue_is_bounded(bounded: Running
 
 
 def test_a_full_queue_is_503_with_retry_after_over_http(bounded: RunningServer):
+    def full() -> bool:
+        load = bounded.load()
+        return load["running"] + load["prefilling"] + load["waiting"] == ROWS + WAITING + RESERVE
+
     async def run() -> None:
-        async with AsyncClient(endpoint=bounded.endpoint) as client:
+        # Two clients: a full server keeps some room for clients that have less than their part.
+        async with AsyncClient(endpoint=bounded.endpoint) as one, AsyncClient(endpoint=bounded.endpoint) as other:
             streams = [
                 client.generate(ids=[700], max_tokens=60_000, temperature=0, ignore_eos=True)
-                for _ in range(ROWS + WAITING)
+                for client, count in ((one, ROWS + WAITING), (other, RESERVE))
+                for _ in range(count)
             ]
-            async for _ in streams[0]:
-                break
+            await asyncio.to_thread(wait_until, full, TIMEOUT / 2, "the server is full")
+            assert streams
             answer = await asyncio.to_thread(post, f"{bounded.url}/v1/completions", {"prompt": "a", "max_tokens": 1})
             assert answer.status == 503
             assert answer.error["code"] == "queue_full"
