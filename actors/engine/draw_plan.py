@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from actors.engine.draws import draw_candidates, draw_floor, draw_nucleus, draw_whole, draw_xtc
+from actors.engine.draws import draw_candidates, draw_floor, draw_greedy, draw_nucleus, draw_whole, draw_xtc
 from actors.engine.noise import coins, noise_keys
 from actors.engine.penalties import Penalties
 from actors.engine.row_options import FEW, MANY, Kind, RowOptions, kind_of
@@ -201,7 +201,7 @@ class _Part:
         if self._places is not None:
             logits = logits[self._places]
         if self._kind is Kind.GREEDY:
-            return mx.argmax(logits, axis=-1)
+            return draw_greedy(logits)
         logits = logits.astype(mx.float32)
         streams, indices = streams[self._slots], indices[self._slots]
         keys, scale = noise_keys(streams, indices), self._inverse_temperature

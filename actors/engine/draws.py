@@ -29,6 +29,23 @@ CHECKS = 4
 # Halvings that find the border to the bit: the bits of 1.0 are below 2^30.
 ALL_HALVINGS = 30
 
+# Logits in a run of which the heaviest is found first, where the vocabulary is a multiple of it.
+RUN = 128
+
+
+def draw_greedy(logits: mx.array) -> mx.array:
+    """The heaviest token, of equally heavy ones the first.
+
+    On a CPU, MLX looks for a maximum faster than for its place: first the heaviest run of logits, then the place in it.
+    """
+    rows, vocab_size = logits.shape
+    if mx.default_device() != mx.cpu or vocab_size % RUN:
+        return mx.argmax(logits, axis=-1)
+    runs = logits.reshape(rows, vocab_size // RUN, RUN)
+    run = mx.argmax(mx.max(runs, axis=-1), axis=-1)
+    heaviest_run = mx.take_along_axis(runs, run[:, None, None], axis=1)
+    return run * RUN + mx.argmax(heaviest_run[:, 0], axis=-1)
+
 
 def draw_whole(logits: mx.array, inverse_temperature: mx.array, keys: mx.array) -> mx.array:
     """Draw from the whole vocabulary."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.engine import weights as weights_module
-from actors.engine.draws import draw_candidates, draw_floor, draw_nucleus, draw_xtc, heaviest
+from actors.engine.draws import RUN, draw_candidates, draw_floor, draw_greedy, draw_nucleus, draw_xtc, heaviest
 from actors.engine.noise import coins, gumbel_of_ids, noise_keys, stream_of
 from actors.engine.weights import bits_of, cut, grouped, members_of, weights
 
@@ -16,6 +16,22 @@ ROWS = 4000
 
 def keys(rows: int) -> mx.array:
     return noise_keys(np.arange(rows, dtype=np.uint64) * np.uint64(7919), np.zeros(rows, np.uint64))
+
+
+@pytest.mark.parametrize("vocab_size", [RUN, 3 * RUN, 1000, 49_152])
+@pytest.mark.parametrize("values", ["many", "few", "one", "none"])
+def test_greedy_is_the_first_of_the_heaviest(vocab_size: int, values: str):
+    random = np.random.default_rng(vocab_size)
+    logits = random.normal(size=(5, vocab_size)).astype(np.float32)
+    if values == "few":
+        logits = np.round(logits)
+    if values in ("one", "none"):
+        logits = np.full_like(logits, -np.inf)
+    if values == "one":
+        logits[:, [vocab_size // 2, vocab_size - 1]] = -3.0
+    token = draw_greedy(mx.array(logits))
+    assert token.dtype == mx.uint32
+    assert np.array(token).tolist() == logits.argmax(axis=-1).tolist()
 
 
 def drawn_set(how: str, logits: list[float], **options: float) -> set[int]:
