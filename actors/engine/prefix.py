@@ -344,6 +344,7 @@ class PrefixCache:
         ready: list[Ready] = []
         now = self._clock()
         patience = max(PATIENCE_S, PATIENCE_BLOCKS * BLOCK / max(self._speed(), 1e-3))
+        taken: set[bytes] = set()
         for rid, waiter in list(self._waiting.items()):
             late = now - waiter.since > patience
             if waiter.changes == self.claims.changes and not late:
@@ -353,7 +354,10 @@ class PrefixCache:
             if len(left) < len(waiter.awaited):
                 waiter.since = now  # it goes on
                 waiter.awaited = left
+            elif late and not taken.isdisjoint(left):
+                waiter.since = now  # one that waited longer computes it from now on
             elif late:
+                taken.update(left)
                 log.info("a row computes a prefix itself that another was slow with", rid=rid)
                 del self._waiting[rid]
                 if not self.begin(waiter.request, patient=False):

@@ -149,6 +149,22 @@ def test_a_slow_owner_is_not_waited_for_for_ever(model: Model, make_request, sta
     assert run.engine.stats.prefilled == 599
 
 
+def test_of_those_who_waited_too_long_one_computes_it(model: Model, make_request, start_run) -> None:
+    ids = prompt(600)
+    run = start_run(model, store=memory())
+    now = 0.0
+    run.engine._prefix._clock = lambda: now
+    run.engine._prefix.claims.claim(99, chain_keys(np.array(ids, np.uint32)))
+    for rid in range(3):
+        run.engine.submit(make_request(rid, ids, 4))
+    run.turn()
+    assert run.engine.stats.prefilled == 0
+    now = 1000.0
+    drain(run, range(3))
+    assert run.cached == {1: 512, 2: 512}
+    assert run.engine.stats.prefilled == 599 + 2 * (599 - 512)
+
+
 def test_what_an_aborted_request_computed_stays(model: Model, make_request, start_run) -> None:
     ids = prompt(2500)
     run = start_run(model, Limits(prefill_step_size=256, max_num_batched_tokens=257), store=memory())
