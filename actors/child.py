@@ -96,7 +96,8 @@ class Child:
         os.close(self._lifeline)
         if self._process.stderr is not None:
             self._pump.join(timeout=1.0)
-            self._process.stderr.close()
+            if not self._pump.is_alive():  # else a process that it left behind has our pipe, and closing would wait
+                self._process.stderr.close()
 
 
 def describe_exit(code: int) -> str:

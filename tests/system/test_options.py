@@ -5,6 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,20 +72,19 @@ def test_no_more_rows_run_than_allowed_and_the_queue_is_bounded(bounded: Running
 
 
 def test_a_full_queue_is_503_with_retry_after_over_http(bounded: RunningServer):
-    def full() -> bool:
+    def has(count: int) -> bool:
         load = bounded.load()
-        return load["running"] + load["prefilling"] + load["waiting"] == ROWS + WAITING + RESERVE
+        return load["running"] + load["prefilling"] + load["waiting"] == count
 
     async def run() -> None:
         # Two clients: a full server keeps some room for clients that have less than their part.
         async with AsyncClient(endpoint=bounded.endpoint) as one, AsyncClient(endpoint=bounded.endpoint) as other:
-            streams = [
-                client.generate(ids=[700], max_tokens=60_000, temperature=0, ignore_eos=True)
-                for client, count in ((one, ROWS + WAITING), (other, RESERVE))
-                for _ in range(count)
-            ]
-            await asyncio.to_thread(wait_until, full, TIMEOUT / 2, "the server is full")
-            assert streams
+            streams, opened = [], 0
+            for client, count in ((one, ROWS + WAITING), (other, RESERVE)):
+                opened += count
+                for _ in range(count):
+                    streams.append(client.generate(ids=[700], max_tokens=60_000, temperature=0, ignore_eos=True))
+                await asyncio.to_thread(wait_until, partial(has, opened), TIMEOUT / 2, "they are in the queue")
             answer = await asyncio.to_thread(post, f"{bounded.url}/v1/completions", {"prompt": "a", "max_tokens": 1})
             assert answer.status == 503
             assert answer.error["code"] == "queue_full"

@@ -423,7 +423,8 @@ def test_a_request_that_two_engines_died_of_fails_alone(rig):
     run(rig, rig.engine.submit(), [token])
     assert good.text() == "a" * (PASSED + 2)
     said = [(use.stepped, use.suspects) for use in rig.uses]
-    assert said[:3] == [(False, False), (False, True), (True, False)]
+    assert said[:2] == [(False, False), (False, True)]
+    assert said[2] in ((True, False), (True, True))  # before the trial, or with it
 
 
 def bad_columns(rig, rid):

@@ -57,6 +57,17 @@ def test_the_last_words_of_a_crash_are_kept(capfdbinary):
     assert (line["event"], line["actor"], line["pid"], line["epoch"]) == ("native abort", "engine", child.pid, 7)
 
 
+def test_what_a_child_left_behind_does_not_hold_us_up():
+    code = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, file=sys.stderr)"
+    child = Child([sys.executable, "-c", code], dict(os.environ))
+    until = time.monotonic() + 10
+    while child.exit_code() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    left = int(child.last_words())
+    child.close()
+    os.kill(left, 9)  # it was still there
+
+
 def test_exits_are_described_for_people():
     assert describe_exit(3) == "exited with code 3"
     assert "lack of memory" in describe_exit(-9)
