@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import IO
 
 TAIL_LINES = 20
 
@@ -56,7 +57,11 @@ class Child:
 
     def _pass_on_log(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
+        with self._process.stderr as lines:
+            self._pass_on(lines)
+
+    def _pass_on(self, lines: IO[bytes]) -> None:
+        for line in lines:
             self._tail.append(line.decode(errors="replace").rstrip())
             named = self._named(line)
             self._keep(named)
@@ -94,10 +99,7 @@ class Child:
     def close(self) -> None:
         """Give back the handles of a process that has ended."""
         os.close(self._lifeline)
-        if self._process.stderr is not None:
-            self._pump.join(timeout=1.0)
-            if not self._pump.is_alive():  # else a process that it left behind has our pipe, and closing would wait
-                self._process.stderr.close()
+        self._pump.join(timeout=1.0)  # longer where a process that it left behind has our pipe: not waited for
 
 
 def describe_exit(code: int) -> str:

@@ -66,6 +66,7 @@ def test_what_a_child_left_behind_does_not_hold_us_up():
     left = int(child.last_words())
     child.close()
     os.kill(left, 9)  # it was still there
+    child._pump.join(10)
 
 
 def test_exits_are_described_for_people():
