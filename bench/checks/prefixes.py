@@ -359,16 +359,16 @@ def kills(report: Report, model: Path, *, rounds: int, requests: int = 40) -> No
         wrong = []
         for round_ in range(rounds):
             with RunningServer(model, "--ssd-cache-dir", str(folder / "prefix"), "--ssd-write-mbps", "2") as server:
+                timer = threading.Timer(draw.uniform(0.1, 1.5), _kill, [server.pids()["engine"]])
                 with contextlib.suppress(Exception), Client(endpoint=server.endpoint) as client:
-                    threading.Timer(draw.uniform(0.1, 1.5), _kill, [server.pids()["engine"]]).start()
+                    timer.start()
                     for number in range(requests):
                         got, cached = tokens(client, prompts[number % 4])
                         found += cached
                         if got != wanted[number % 4]:
                             wrong.append((round_, number))
                         tokens(client, ids_of(1500, f"kill {round_} {number}"))
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    server.wait(20)
+                timer.join()
         with (
             RunningServer(model, "--ssd-cache-dir", str(folder / "prefix")) as server,
             Client(endpoint=server.endpoint) as client,

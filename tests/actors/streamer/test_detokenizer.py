@@ -144,7 +144,7 @@ def test_each_decoder_gets_its_kind_of_stream() -> None:
 # -- byte level --
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=60))
 def test_byte_level_equals_the_whole_at_every_cut(ids: list[int]) -> None:
     tokenizer, data = byte_level()
@@ -159,7 +159,7 @@ def test_byte_level_equals_the_whole_at_every_cut(ids: list[int]) -> None:
 BYTES = [1, 2, 0x7F, 0x80, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC2, 0xDF, 0xE0, 0xE4, 0xED, 0xEF, 0xF0, 0xF4, 0xF5, 0xFF]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.lists(st.sampled_from(BYTES), max_size=12))
 def test_byte_level_border_bytes(raw: list[int]) -> None:
     tokenizer, data = byte_level()
@@ -248,7 +248,7 @@ def runs_decoded(tokens: list[str]) -> str:
     return text + close(run, True)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.booleans(), st.lists(st.sampled_from([*BYTES, "▁the", "▁", "é", "a"]), max_size=14))
 def test_byte_fallback_shows_characters_and_marks_the_rest_of_an_invalid_run(
     strip: bool, spec: list[int | str]
@@ -273,7 +273,7 @@ byte_runs = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.booleans(), st.lists(byte_runs, max_size=8))
 def test_byte_fallback_equals_the_library(strip: bool, runs: list[list[str]]) -> None:
     tokenizer, vocab = byte_fallback(strip)

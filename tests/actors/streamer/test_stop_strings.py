@@ -66,7 +66,7 @@ def test_every_short_text_with_every_pair_of_stop_strings() -> None:
             assert stream([text], list(stops)) == expected
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(cases())
 def test_any_cut_gives_what_the_definition_says(case: tuple[str, list[str], list[int]]) -> None:
     text, stops, at = case
@@ -75,7 +75,7 @@ def test_any_cut_gives_what_the_definition_says(case: tuple[str, list[str], list
     assert stream([text], stops) == definition(text, stops)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(cases(), st.integers(0, 60))
 def test_a_match_that_ends_before_the_border_does_not_count(
     case: tuple[str, list[str], list[int]], border: int
@@ -93,7 +93,7 @@ def test_a_match_that_ends_before_the_border_does_not_count(
     assert (matcher.matched is None) == (out == text)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(cases())
 def test_holds_back_only_what_may_still_match(case: tuple[str, list[str], list[int]]) -> None:
     text, stops, _ = case
