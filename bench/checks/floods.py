@@ -56,19 +56,24 @@ def _judge(report: Report, exchanges: list[Exchange], plan: Plan) -> None:
     report.measured("retry_after_seconds", sorted(set(waits)))
 
 
-def _at_rest(server: RunningServer) -> dict[str, int]:
+def _at_rest(server: RunningServer, seconds: float) -> dict[str, int]:
     """The smallest resident sizes over a while: an idle engine gives its free buffers back within it."""
     processes = {name: psutil.Process(pid) for name, pid in server.pids().items()}
     sizes = []
-    deadline = time.monotonic() + REST
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         sizes.append({name: process.memory_info().rss for name, process in processes.items()})
         time.sleep(0.1)
     return {name: min(size[name] for size in sizes) for name in processes}
 
 
-def flood(report: Report, model: Path, *, requests: int, rounds: int, serve: tuple[str, ...] = ()) -> None:
-    """`requests` requests at once, `rounds` times: memory after each is what it was, and so are its peaks."""
+def flood(
+    report: Report, model: Path, *, requests: int, rounds: int, rest: float = REST, serve: tuple[str, ...] = ()
+) -> None:
+    """`requests` requests at once, `rounds` times: memory after each is what it was, and so are its peaks.
+
+    It is looked at for `rest` seconds; the engine gives its free pool back after 30 s without work.
+    """
     raise_file_limit()
     plan = Plan(via="http", streams=requests, requests=requests, prompt_tokens=32, max_tokens=16)
     after: list[dict[str, int]] = []
@@ -79,7 +84,7 @@ def flood(report: Report, model: Path, *, requests: int, rounds: int, serve: tup
             _judge(report, exchanges, plan)
             server.wait_idle()
             peaks.append(peak)
-            after.append(_at_rest(server))
+            after.append(_at_rest(server, rest))
     for what, sizes in (("peak", peaks), ("after", after)):
         report.measured(f"{what}_mib", [{name: size >> 20 for name, size in each.items()} for each in sizes])
         flat = all(sizes[-1][name] <= GROWTH * sizes[1][name] + SLACK for name in sizes[1])
