@@ -14,28 +14,22 @@ from actors.engine.row_memory import RowMemory, row_bytes
 from actors.engine.scheduler import Limits, Plan, Scheduler, Taken, never_held
 
 
-class Added(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class _NewRow(msgspec.Struct, frozen=True, array_like=True):
+    rid: int
+    length: int
+    budget: int
+    stop_ids: list[int]
+    priority: int
+    adapter: str = ""
+    turn: int = 0
+
+
+class Added(_NewRow, frozen=True, array_like=True, tag=True):
     """A row was queued; see `Scheduler.add`."""
 
-    rid: int
-    length: int
-    budget: int
-    stop_ids: list[int]
-    priority: int
-    adapter: str = ""
-    turn: int = 0
 
-
-class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Joined(_NewRow, frozen=True, array_like=True, tag=True):
     """A row joined the step of the last plan; see `Scheduler.add_running`."""
-
-    rid: int
-    length: int
-    budget: int
-    stop_ids: list[int]
-    priority: int
-    adapter: str = ""
-    turn: int = 0
 
 
 class Aborted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -209,5 +203,5 @@ class Replay:
                 scheduler.lift(told.rid, told.priority)
 
 
-def _rank(told: Added | Joined) -> dict[str, Any]:
+def _rank(told: _NewRow) -> dict[str, Any]:
     return {"stop_ids": frozenset(told.stop_ids), "priority": told.priority, "adapter": told.adapter, "turn": told.turn}
