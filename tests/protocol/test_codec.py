@@ -140,6 +140,8 @@ EXAMPLES = [
     (result_codec, m.Encoded(1, 2, b"\1\0\0\0", began=0.5, ended=0.75)),
     (command_codec, m.Submit(1, 2, 3, b"\1\0\0\0", 1, 10, 0.0, 1.0, 42, turn=7, trace=True)),
     (step_codec, m.Step(1, 2, [3], b"\5\0\0\0", traces=[m.EngineTrace(3, 0.5, 0.75, 0.25, 0.125, 0.0625)])),
+    (client_codec, m.Generate(1, m.SamplingParams(), ids=b"\1\0\0\0", received=12.5)),
+    (client_codec, m.Credit([1], [2], [0.25])),
 ]
 
 
