@@ -14,7 +14,9 @@ Seconds = Annotated[float, Meta(gt=0)]
 class HttpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of an HTTP worker. Times are in seconds.
 
-    `model_name` is what clients may write in `model`.
+    `model_name` is what clients may write in `model`; with several models the first one, which a request without a
+    model gets. `house` says that there may be several, which come and go (`actors.house`); a request waits up to
+    `load_wait` for its model then.
     `allow_origins` are the origins (or `*`) that CORS lets in; empty means no CORS headers at all.
     `keepalive_interval` is how long an SSE response may stay silent until a comment is sent, for proxies.
     `max_body_bytes` bounds a request's body; ids of such a body still fit the largest ZeroMQ message.
@@ -31,6 +33,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     model_name: str
+    house: bool = False
+    load_wait: Annotated[float, Meta(ge=0)] = 120.0
     allow_origins: list[str] = []
     keepalive_interval: Seconds = 5.0
     max_body_bytes: Annotated[int, Meta(ge=1024, le=32 << 20)] = 16 << 20
