@@ -7,7 +7,7 @@ the worker with the orders on its control channel; asked by the endpoints. Every
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from protocol import AsyncClient
@@ -25,13 +25,13 @@ class Backends:
 
     def __init__(
         self,
-        model: str,
+        models: Sequence[str],
         client_name: str,
         house: HouseLink | None = None,
         load_wait: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`model` is meant when a request names none; it waits up to `load_wait` seconds for its model."""
+        """A request that names none of `models` gets the first. It waits up to `load_wait` seconds for its model."""
         self.house = house
         self.in_work = 0
         self.answered: dict[str, int] = {}  # HTTP requests, by `METHOD PATH STATUS`
@@ -46,7 +46,9 @@ class Backends:
         self._waiting: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._by_name: dict[str, Backend] = {}
-        self.first = self._make(model)
+        for name in models:
+            self._make(name)
+        self.first = self._by_name[models[0]]
 
     def _make(self, name: str) -> Backend:
         backend = Backend(name, self._client_name, self._clock)

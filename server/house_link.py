@@ -40,7 +40,8 @@ class HouseLink:
     async def order(self, action: str, model: str, keep_alive: float | None) -> ModelAnswer:
         """The answer to an order. Raises ApiError when it says that it was not done."""
         rid = next(self._rids)
-        future = self._orders[rid] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ModelAnswer] = asyncio.get_running_loop().create_future()
+        self._orders[rid] = future
         try:
             self._report(ModelOrder(rid, action, model, keep_alive))
             answer = await future

@@ -89,8 +89,9 @@ class Worker:
         self._epoch = epoch
         self._control = control
         self._listener = listener
-        house = HouseLink(control.report) if options.house else None
-        self._backends = Backends(options.model_name, f"{ROLE}-{index}.{epoch}", house, options.load_wait)
+        house = HouseLink(control.report) if options.models else None
+        names = options.models or [options.model_name]
+        self._backends = Backends(names, f"{ROLE}-{index}.{epoch}", house, options.load_wait)
         self._server = HttpServer(
             uvicorn.Config(
                 make_app(self._backends, options, run_dir / "log"),
