@@ -205,6 +205,7 @@ def _start(
             tool_choice=generation.tool_choice,
             split_reply=generation.split_reply,
             model=generation.model,
+            received=record.arrived,
         )
     except CodecError as error:
         raise invalid(str(error)) from None

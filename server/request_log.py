@@ -14,6 +14,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protocol import AsyncClient, AsyncStream
+from server.arrival import arrival_of
 from server.errors import CLIENT_CLOSED
 
 log = structlog.get_logger()
@@ -25,10 +26,11 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class RequestRecord:
-    """What is known of one request while it runs."""
+    """What is known of one request while it runs. `arrived` is when it came (monotonic clock)."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, arrived: float) -> None:
         self.request_id = request_id
+        self.arrived = arrived
         self.status: int | None = None
         self.stream = False
         self.streams: list[AsyncStream] = []
@@ -98,9 +100,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = scope["callboard.record"] = RequestRecord(request_id(scope))
+        record = scope["callboard.record"] = RequestRecord(request_id(scope), arrival_of(scope))
         id_header = (b"x-request-id", record.request_id.encode())
-        began = time.monotonic()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -111,7 +112,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            self._log(scope, record, time.monotonic() - began)
+            self._log(scope, record, time.monotonic() - record.arrived)
 
     def _log(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
         path = scope["path"]
