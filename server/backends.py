@@ -148,8 +148,8 @@ class Backends:
             pass
 
     def keep(self, backend: Backend, keep_alive: float) -> None:
-        """Tell the house how long a model may stay without streams, from now on; see `WantModel`."""
-        if self.house is not None:
+        """Tell the house how long a loaded model may stay without streams, from now on; see `WantModel`."""
+        if self.house is not None and backend.held.state == "ready":
             self.house.keep(backend.model, keep_alive)
 
     async def order(self, action: str, model: str, keep_alive: float | None = None) -> ModelAnswer:
