@@ -7,13 +7,13 @@ into the scope.
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from protocol import AsyncStream
+from protocol import AsyncClient, AsyncStream
 from server.arrival import arrival_of
 from server.errors import CLIENT_CLOSED
 
@@ -37,6 +37,7 @@ class RequestRecord:
         self.error_code = ""
         self.client_gone = False
         self.key = ""  # name of the API key
+        self.charge: Callable[[AsyncClient], Awaitable[None]] | None = None  # due when the model is known
 
     @property
     def tokens(self) -> int:
