@@ -100,9 +100,9 @@ def test_who_follows_and_asks_for_what_was_missed_knows_the_tree(
 
 def test_a_new_engine_says_first_that_nothing_is_there_any_more():
     context = zmq.Context()
-    addresses = "inproc://events", "inproc://replay"
     follower = Router()
     for engine in range(2):
+        addresses = f"inproc://events-{engine}", f"inproc://replay-{engine}"  # as closing frees them some time later
         events = KvEvents(context, *addresses)
         asker = context.socket(zmq.DEALER)
         asker.rcvtimeo = 5000
