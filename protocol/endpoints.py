@@ -19,7 +19,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class ServerRecord(msgspec.Struct, frozen=True):
-    """Content of `run/<name>.json`: how to reach one running instance."""
+    """Content of `run/<name>.json`: how to reach one running instance.
+
+    `models` is where the house of several models takes a `ModelOrder`; "" where one model is served. `endpoint` and
+    `model` are those of the first model, `endpoint` "" while that is not loaded.
+    """
 
     name: str
     pid: int
@@ -28,6 +32,7 @@ class ServerRecord(msgspec.Struct, frozen=True):
     protocol: int
     run_dir: str
     model: str = ""
+    models: str = ""
 
 
 def home() -> Path:

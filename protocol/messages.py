@@ -8,12 +8,13 @@ Who sends what, by tag:
 
     1–19   client    -> streamer     20–39  streamer -> client
     40–49  streamer <-> tokenizer    60–69  streamer <-> engine
-    80–99  supervisor <-> every actor (the control channel)
+    80–99  supervisor <-> every actor (the control channel); 91 and 92 also client <-> house
 
 Token ids travel as little-endian uint32 bytes (`protocol.ids`). `ref` is the client's own number for a
 request, unique among the open requests of its connection; `rid` is ours, unique within one streamer
 incarnation; `label` is a text for logs and may repeat. `epoch` numbers an incarnation of an actor,
-unique within one run; a message with the wrong one is dropped.
+unique within one run; a message with the wrong one is dropped. With several models, `house` is the supervisor of the
+HTTP workers, and each loaded model has a supervisor of its own, its cast, which is an actor of the house.
 """
 
 from typing import Any
@@ -239,7 +240,9 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
     with the same `cache_salt` share prefixes. `tools` are functions as the OpenAI API describes them. With
     `split_reply` reasoning and tool calls come apart from the text, in columns of their own. Each of `more_refs` is one
     more choice for the same prompt, whose computation they share; choice number i + 1 is a stream of its own under
-    `more_refs[i]`. With `trace` the stream's end tells when the request was where.
+    `more_refs[i]`. With `trace` the stream's end tells when the request was where. A client that was asked itself says
+    when it `received` the request, in seconds of the monotonic clock that the machine's processes share, and reports
+    the times to first tokens in its `Credit`; -1 for others.
     """
 
     ref: int
@@ -260,6 +263,7 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
     split_reply: bool = False
     more_refs: list[int] = []
     trace: bool = False
+    received: float = -1.0
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=4):
@@ -269,10 +273,12 @@ class Cancel(Struct, frozen=True, array_like=True, tag=4):
 
 
 class Credit(Struct, frozen=True, array_like=True, tag=5):
-    """The consumer has taken `counts[i]` deltas of stream `refs[i]`."""
+    """The consumer has taken `counts[i]` deltas of stream `refs[i]`. Of each stream whose first one is among them and
+    whose request said when it was received, `ttfts` holds the seconds from then until its consumer had it."""
 
     refs: list[int]
     counts: list[int]
+    ttfts: list[float] = []
 
 
 class Tokenize(Struct, frozen=True, array_like=True, tag=6):
@@ -825,6 +831,89 @@ class EngineUse(Struct, frozen=True, array_like=True, tag=87):
     broken: str = ""
 
 
+class ModelState(Struct, frozen=True, array_like=True):
+    """One of several models, as the house sees it. `state` is unloaded, waiting (for memory), loading, ready, unloading
+    or failed; `message` says why.
+
+    `progress` of loading goes from 0 to 1, by the time that it took before. Bytes: `claim` is what it may take,
+    `memory` what its processes take now, `size` its weights. Seconds: `idle_ttl` until it is unloaded for want of
+    streams and `expires` what is left of it (0: never), `retry_after` until asking again makes sense. `streams` are
+    open now, `loads` counts. `endpoint` is its streamer's while it is ready. `task` is as in `ModelCard`; `adapters`
+    are names.
+    """
+
+    name: str
+    state: str
+    aliases: list[str] = []
+    message: str = ""
+    progress: float = 0.0
+    claim: int = 0
+    memory: int = 0
+    pinned: bool = False
+    idle_ttl: float = 0.0
+    expires: float = 0.0
+    retry_after: float = 0.0
+    streams: int = 0
+    loads: int = 0
+    endpoint: str = ""
+    task: str = "generate"
+    adapters: list[str] = []
+    size: int = 0
+
+
+class ModelsState(Struct, frozen=True, array_like=True, tag=88):
+    """All models, in the order they were named in, sent by the house to every HTTP worker at each change and on each
+    heartbeat. `budget` and the `claimed` part of it are in bytes. What a `SystemState` says of the model holds while
+    this names it ready or unloading."""
+
+    models: list[ModelState]
+    budget: int = 0
+    claimed: int = 0
+
+
+class WantModel(Struct, frozen=True, array_like=True, tag=89):
+    """An HTTP worker has requests for a model. Sent at the first one and then every second while `waiting` requests
+    wait for it to be loaded; not answered. `keep_alive`: seconds without streams after which it may be unloaded, from
+    now on; below 0 never, 0 as soon as its streams have ended, None as before. `model` is a name or an alias."""
+
+    model: str
+    waiting: int = 1
+    keep_alive: float | None = None
+
+
+class CastUse(Struct, frozen=True, array_like=True, tag=90):
+    """A cast tells the house of its use: `streams` that are open, requests that have `ended`, and the `memory` of all
+    its processes in bytes."""
+
+    epoch: int
+    streams: int = 0
+    ended: int = 0
+    memory: int = 0
+
+
+class ModelOrder(Struct, frozen=True, array_like=True, tag=91):
+    """Asks the house of several models: list, load, unload, pin or unpin `model` (a name or an alias; "" is the first
+    one). `rid` is the asker's own number. load is answered once the model is ready, unload once it is gone.
+    `keep_alive` as in `WantModel`."""
+
+    rid: int
+    action: str
+    model: str = ""
+    keep_alive: float | None = None
+
+
+class ModelAnswer(Struct, frozen=True, array_like=True, tag=92):
+    """Answer to `ModelOrder`. A non-empty `code` (see `protocol.errors`) means that it was not done. `models` is the
+    one that was named, or all for list; `endpoint` is where the one named can be reached while it is ready."""
+
+    rid: int
+    code: str = ""
+    message: str = ""
+    models: list[ModelState] = []
+    endpoint: str = ""
+    retry_after: float = 0.0
+
+
 Watch = AskFigures | CancelStream | Charge
 ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank | Watch
 ClientMessage = Hello | Ping | Generate | Cancel | Credit | ClientCall
@@ -833,5 +922,6 @@ ServerMessage = Welcome | Refused | Pong | Accepted | Deltas | CallAnswer
 TokenizerJob = Encode | Decode
 TokenizerResult = Encoded | Decoded
 EngineCommand = Attach | Submit | Abort
-ActorReport = Ready | StartFailed | Alive | EngineUse
-SupervisorOrder = Probe | SystemState | Drain | Stop
+HouseReport = WantModel | CastUse | ModelOrder | SystemState
+ActorReport = Ready | StartFailed | Alive | EngineUse | HouseReport
+SupervisorOrder = Probe | SystemState | Drain | Stop | ModelsState | ModelAnswer

@@ -14,7 +14,8 @@ Seconds = Annotated[float, Meta(gt=0)]
 class HttpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of an HTTP worker. Times are in seconds.
 
-    `model_name` is what clients may write in `model`.
+    `model_name` is what clients may write in `model`; with several models it is the first one, and `models` are the
+    names of all. A request waits `load_wait` seconds at most for its model to be loaded.
     `allow_origins` are the origins (or `*`) that CORS lets in; empty means no CORS headers at all.
     `keepalive_interval` is how long an SSE response may stay silent until a comment is sent, for proxies.
     `max_body_bytes` bounds a request's body; ids of such a body still fit the largest ZeroMQ message.
@@ -31,6 +32,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     model_name: str
+    models: list[str] = []
+    load_wait: Annotated[float, Meta(ge=0)] = 120.0
     allow_origins: list[str] = []
     keepalive_interval: Seconds = 5.0
     max_body_bytes: Annotated[int, Meta(ge=1024, le=32 << 20)] = 16 << 20

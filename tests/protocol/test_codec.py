@@ -16,6 +16,8 @@ from protocol.codec import (
     command_codec,
     encode,
     job_codec,
+    model_answer_codec,
+    model_order_codec,
     order_codec,
     report_codec,
     result_codec,
@@ -28,6 +30,11 @@ RECORDED = Path(__file__).parent / "frames-v1.json"
 
 EVERY_OPTION = m.SamplingParams(
     *(0.5, 0.9, 3, 10, True, ["a"], 40, 0.1, 1.1, 0.5, -0.5, {5: -100.0, 6: 1.5}, 2, [7], 0.5, 0.1, 5, -1)
+)
+
+A_MODEL = m.ModelState(
+    *("demo", "ready", ["gpt"], "", 1.0, 1 << 30, 1 << 29, True, 300.0, 12.5, 0.0, 2, 1, "ipc:///x", "generate"),
+    *(["fr"], 1 << 28),
 )
 
 EXAMPLES = [
@@ -140,6 +147,13 @@ EXAMPLES = [
     (result_codec, m.Encoded(1, 2, b"\1\0\0\0", began=0.5, ended=0.75)),
     (command_codec, m.Submit(1, 2, 3, b"\1\0\0\0", 1, 10, 0.0, 1.0, 42, turn=7, trace=True)),
     (step_codec, m.Step(1, 2, [3], b"\5\0\0\0", traces=[m.EngineTrace(3, 0.5, 0.75, 0.25, 0.125, 0.0625)])),
+    (order_codec, m.ModelsState([A_MODEL, m.ModelState("other", "unloaded")], 3 << 30, 1 << 30)),
+    (report_codec, m.WantModel("demo", 3, 300.0)),
+    (report_codec, m.CastUse(4, 2, 100, 1 << 30)),
+    (model_order_codec, m.ModelOrder(1, "load", "demo", -1.0)),
+    (model_answer_codec, m.ModelAnswer(1, "", "", [A_MODEL], "ipc:///x")),
+    (client_codec, m.Generate(1, m.SamplingParams(), ids=b"\1\0\0\0", received=12.5)),
+    (client_codec, m.Credit([1], [2], [0.25])),
 ]
 
 

@@ -80,7 +80,7 @@ def documented() -> dict[str, list[Row]]:
 
 
 def test_the_tables_are_those_of_the_messages():
-    spoken = structs_of(m.ClientMessage) | structs_of(m.ServerMessage)
+    spoken = structs_of(m.ClientMessage | m.ServerMessage | m.ModelOrder | m.ModelAnswer)
     tags = {struct: struct.__struct_config__.tag for struct in spoken}
     expected = {struct.__name__ + ("" if tag is None else f" · {tag}"): rows_of(struct) for struct, tag in tags.items()}
     found = documented()
