@@ -66,7 +66,9 @@ class Counts(Struct, frozen=True, array_like=True):
 
     `requests` counts streams that ended or were refused, by `OUTCOME REASON`: the finish reason of a finished one,
     the error code of others. `generated` counts tokens as they come; the other tokens are of streams that have ended.
-    Times are in seconds. `pooled` counts texts that were embedded or ranked, `malformed` messages that were none.
+    Times are in seconds. `ttft` and `duration` begin when a request came to an HTTP worker, or to the streamer from
+    other clients; `received` is what an HTTP request took to come to the streamer. `pooled` counts texts that were
+    embedded or ranked, `malformed` messages that were none.
     """
 
     requests: dict[str, int] = {}
@@ -85,3 +87,4 @@ class Counts(Struct, frozen=True, array_like=True):
     duration: Histogram = Histogram()
     prompt_lengths: Histogram = Histogram()
     answer_lengths: Histogram = Histogram()
+    received: Histogram = Histogram()

@@ -240,7 +240,9 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
     with the same `cache_salt` share prefixes. `tools` are functions as the OpenAI API describes them. With
     `split_reply` reasoning and tool calls come apart from the text, in columns of their own. Each of `more_refs` is one
     more choice for the same prompt, whose computation they share; choice number i + 1 is a stream of its own under
-    `more_refs[i]`. With `trace` the stream's end tells when the request was where.
+    `more_refs[i]`. With `trace` the stream's end tells when the request was where. A client that was asked itself says
+    when it `received` the request, in seconds of the monotonic clock that the machine's processes share, and reports
+    the times to first tokens in its `Credit`; -1 for others.
     """
 
     ref: int
@@ -261,6 +263,7 @@ class Generate(Struct, frozen=True, array_like=True, tag=3):
     split_reply: bool = False
     more_refs: list[int] = []
     trace: bool = False
+    received: float = -1.0
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag=4):
@@ -270,10 +273,12 @@ class Cancel(Struct, frozen=True, array_like=True, tag=4):
 
 
 class Credit(Struct, frozen=True, array_like=True, tag=5):
-    """The consumer has taken `counts[i]` deltas of stream `refs[i]`."""
+    """The consumer has taken `counts[i]` deltas of stream `refs[i]`. Of each stream whose first one is among them and
+    whose request said when it was received, `ttfts` holds the seconds from then until its consumer had it."""
 
     refs: list[int]
     counts: list[int]
+    ttfts: list[float] = []
 
 
 class Tokenize(Struct, frozen=True, array_like=True, tag=6):

@@ -19,7 +19,9 @@ from protocol.errors import INVALID_REQUEST, CallboardError
 from protocol.figures import Sample
 from protocol.messages import EngineStats, Figures, PrefixStats
 from server.backend import Backend
+from server.backends import Backends
 from server.errors import NOT_FOUND, ApiError, from_client_error, invalid
+from server.health import held_model
 from server.log_tail import read_tail
 
 FILES = Path(__file__).parent / "dashboard"
@@ -42,8 +44,8 @@ def _fields(struct: msgspec.Struct) -> dict[str, Any]:
 class Admin:
     """The endpoints. `log` is the file that holds the end of the system's log, if there is one."""
 
-    def __init__(self, backend: Backend, log: Path | None) -> None:
-        self._backend = backend
+    def __init__(self, backends: Backends, log: Path | None) -> None:
+        self._backends = backends
         self._log = log
 
     def routes(self) -> list[Route]:
@@ -65,8 +67,10 @@ class Admin:
         return _file(request.path_params["name"])
 
     async def state(self, request: Request) -> Response:
-        """How all stands; with samples after `since`, the first `streams`, and the log from byte `log` on."""
+        """How all stands, with several models that of `model`; with samples after `since`, the first `streams`, and the
+        log from byte `log` on."""
         asked = request.query_params
+        backend = self._asked(request)
         try:
             since, streams, offset = (
                 float(asked.get("since", 0)),
@@ -75,29 +79,39 @@ class Admin:
             )
         except ValueError:
             raise invalid("since, streams and log are numbers") from None
-        figures = await self._backend.figures(min(max(streams, 0), MAX_STREAMS), since)
-        body = self._body(figures if figures is not None else Figures(0))
+        figures = await backend.figures(min(max(streams, 0), MAX_STREAMS), since)
+        body = self._body(backend, figures if figures is not None else Figures(0))
         if offset >= 0 and self._log is not None:
             end, lines = read_tail(self._log, offset)
             body["log"] = {"offset": end, "lines": lines}
         return Response(msgspec.json.encode(body), headers={"cache-control": "no-store"}, media_type="application/json")
 
-    def _body(self, figures: Figures) -> dict[str, Any]:
-        backend, system = self._backend, self._backend.state
+    def _asked(self, request: Request) -> Backend:
+        """The model that is looked at: the first one, when the one asked for is gone."""
+        asked = request.query_params.get("model", "")
+        return next((each for each in self._backends.all() if each.model == asked), self._backends.first)
+
+    def _body(self, backend: Backend, figures: Figures) -> dict[str, Any]:
+        backends, system = self._backends, backend.state
         engine: EngineStats = figures.engine if figures.engine.step else system.engine
         prefix: PrefixStats = engine.prefix
-        own = [system.supervisor] if system.supervisor is not None else []
+        known = [system] if backends.house is None else [backends.system, system]
+        actors = [*known[0].actors, *(actor for each in known[1:] for actor in each.actors)]
+        own = [each.supervisor for each in known if each.supervisor is not None]
         card = backend.card
         now = time.time()
         return {
             "now": now,
-            "up": now - system.started if system.started else 0,
-            "status": backend.status,
+            "up": now - known[0].started if known[0].started else 0,
+            "status": backends.status,
             "model": backend.model,
             "context": card.context if card is not None else 0,
-            "actors": [{name: getattr(actor, name) for name in _ACTOR} for actor in (*own, *system.actors)],
+            "actors": [{name: getattr(actor, name) for name in _ACTOR} for actor in (*own, *actors)],
             "engine": {key: value for key, value in _fields(engine).items() if key != "prefix"},
             "prefix": _fields(prefix),
+            "models": [_fields(held_model(held)) for held in backends.models.models],
+            "budget": backends.models.budget,
+            "claimed": backends.models.claimed,
             "phases": figures.phases,
             "requests": figures.counts.requests,
             "generated": figures.counts.generated,
@@ -114,7 +128,7 @@ class Admin:
         _check_json(request)
         rid = request.path_params["rid"]
         try:
-            found = await self._backend.client().cancel_stream(rid)
+            found = await self._asked(request).client().cancel_stream(rid)
         except CallboardError as error:
             raise from_client_error(error) from None
         if not found:
@@ -124,8 +138,8 @@ class Admin:
     async def replace(self, request: Request) -> Response:
         """Have the engine replaced; no stream is lost."""
         _check_json(request)
-        me = self._backend.state.supervisor
-        if me is None or me.pid != os.getppid():
+        me = self._asked(request).state.supervisor
+        if me is None or (self._backends.house is None and me.pid != os.getppid()):
             raise ApiError(INVALID_REQUEST, "the supervisor is not known yet")
         os.kill(me.pid, signal.SIGUSR1)
         return Response(b"{}", 202, media_type="application/json")

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from server.admin import Admin
 from server.api_keys import ApiKeys
-from server.backend import Backend
+from server.backends import Backends
 from server.calls import JsonCall, cancel_request, detokenize, tokenize
 from server.chat import parse_chat
 from server.completions import parse_completion
@@ -20,6 +20,7 @@ from server.errors import ApiError, on_api_error, on_http_exception, on_unexpect
 from server.health import HealthEndpoints
 from server.messages import count_tokens, parse_message
 from server.metrics import MetricsEndpoint
+from server.model_orders import ACTIONS, ModelOrders
 from server.ollama import OllamaApi
 from server.openapi import describe
 from server.options import HttpOptions
@@ -28,11 +29,11 @@ from server.request_log import RequestLog
 from server.responses import ResponseEndpoints, parse_response
 
 
-def make_app(backend: Backend, options: HttpOptions, log: Path | None = None) -> Starlette:
-    """The app, serving what `backend` connects to. `log` holds the end of the system's log."""
-    routes = _routes(backend, options, log)
+def make_app(backends: Backends, options: HttpOptions, log: Path | None = None) -> Starlette:
+    """The app, serving what `backends` connect to. `log` holds the end of the system's log."""
+    routes = _routes(backends, options, log)
     # CORS stands inside the log, so that a preflight is logged too, and outside all that may fail.
-    middleware = [Middleware(RequestLog, backend.answered, [route.path for route in routes])]
+    middleware = [Middleware(RequestLog, backends.answered, [route.path for route in routes])]
     if options.trusted_hosts:
         middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=options.trusted_hosts, www_redirect=False))
     if options.allow_origins:
@@ -46,7 +47,7 @@ def make_app(backend: Backend, options: HttpOptions, log: Path | None = None) ->
             )
         )
     if options.api_keys:
-        middleware.append(Middleware(ApiKeys, keys=options.api_keys, backend=backend))
+        middleware.append(Middleware(ApiKeys, keys=options.api_keys, backends=backends))
     app = Starlette(
         routes=routes,
         middleware=middleware,
@@ -56,13 +57,13 @@ def make_app(backend: Backend, options: HttpOptions, log: Path | None = None) ->
     return app
 
 
-def _routes(backend: Backend, options: HttpOptions, log: Path | None) -> list[Route]:
-    health = HealthEndpoints(backend)
-    ollama = OllamaApi(backend)
-    kept = ResponseEndpoints(backend)
+def _routes(backends: Backends, options: HttpOptions, log: Path | None) -> list[Route]:
+    health = HealthEndpoints(backends)
+    ollama = OllamaApi(backends)
+    kept = ResponseEndpoints(backends)
     return [
         *(
-            Route(path, GenerateEndpoint(backend, options, parse), methods=["POST"])
+            Route(path, GenerateEndpoint(backends, options, parse), methods=["POST"])
             for path, parse in (
                 ("/v1/chat/completions", parse_chat),
                 ("/v1/completions", parse_completion),
@@ -71,7 +72,7 @@ def _routes(backend: Backend, options: HttpOptions, log: Path | None) -> list[Ro
             )
         ),
         *(
-            Route(path, JsonCall(backend, options, work), methods=["POST"])
+            Route(path, JsonCall(backends, options, work), methods=["POST"])
             for path, work in (
                 ("/v1/messages/count_tokens", count_tokens),
                 ("/tokenize", tokenize),
@@ -82,20 +83,21 @@ def _routes(backend: Backend, options: HttpOptions, log: Path | None) -> list[Ro
         ),
         Route("/v1/responses/{id}", kept.get, methods=["GET"]),
         Route("/v1/responses/{id}", kept.delete, methods=["DELETE"]),
-        Route("/v1/requests/{id}/cancel", cancel_request(backend), methods=["POST"]),
+        Route("/v1/requests/{id}/cancel", cancel_request(backends), methods=["POST"]),
         Route("/openapi.json", describe),
         Route("/v1/models", health.models),
         Route("/v1/models/{name:path}", health.model),
-        Route("/metrics", MetricsEndpoint(backend).get, include_in_schema=False),
-        *Admin(backend, log).routes(),
+        *(Route(f"/models/{action}", ModelOrders(backends, action), methods=["POST"]) for action in ACTIONS),
+        Route("/metrics", MetricsEndpoint(backends).get, include_in_schema=False),
+        *Admin(backends, log).routes(),
         *(
             Route(f"/api/{name}", endpoint, methods=["POST"], include_in_schema=False)
             for name, endpoint in (
-                ("chat", GenerateEndpoint(backend, options, ollama.parse_chat)),
-                ("generate", GenerateEndpoint(backend, options, ollama.parse_generate)),
-                ("embed", JsonCall(backend, options, ollama.embed)),
-                ("embeddings", JsonCall(backend, options, ollama.embed)),
-                ("show", JsonCall(backend, options, ollama.show)),
+                ("chat", GenerateEndpoint(backends, options, ollama.parse_chat)),
+                ("generate", GenerateEndpoint(backends, options, ollama.parse_generate)),
+                ("embed", JsonCall(backends, options, ollama.embed)),
+                ("embeddings", JsonCall(backends, options, ollama.embed)),
+                ("show", JsonCall(backends, options, ollama.show)),
             )
         ),
         Route("/", ollama.root, include_in_schema=False),

@@ -1,12 +1,11 @@
-"""`Backend`: what an HTTP worker knows of the system behind it, and its connection to the streamer.
+"""`Backend`: what an HTTP worker knows of the system that serves a model, and its connection to the streamer.
 
-Fed by the worker with the supervisor's orders; asked by the endpoints. Everything runs on the event loop.
+Kept by `server.backends`; asked by the endpoints. Everything runs on the event loop.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -15,14 +14,13 @@ from protocol import AsyncClient
 from protocol.errors import (
     DRAINING,
     LOADING,
-    MODEL_NOT_FOUND,
     SERVER_LOST,
     SERVER_STOPPED,
     CallboardError,
     RequestFailed,
     ServerLost,
 )
-from protocol.messages import ActorState, Figures, ModelCard, Stop, SystemState
+from protocol.messages import ActorState, Figures, ModelCard, ModelState, Stop, SystemState
 from server.errors import ApiError
 
 log = structlog.get_logger()
@@ -32,12 +30,13 @@ STALE_AFTER = 10.0  # seconds without a word from the supervisor until its last 
 
 
 class Backend:
-    """The system's state, and one client per streamer incarnation."""
+    """The state of a model's system, and one client per streamer incarnation. `held` is what a house of several models
+    says of it; without one the model is always there."""
 
     def __init__(self, model: str, client_name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = SystemState(LOADING, model, [])
-        self.in_work = 0
-        self.answered: dict[str, int] = {}  # HTTP requests, by `METHOD PATH STATUS`
+        self.held = ModelState(model, "unloaded")
+        self.on_change: Callable[[], None] = lambda: None
         self._client_name = client_name
         self._clock = clock
         self._heard = clock()
@@ -53,6 +52,19 @@ class Backend:
     def model(self) -> str:
         """The name the model is served under."""
         return self.state.card.name if self.state.card is not None else self.state.model
+
+    @property
+    def names(self) -> list[str]:
+        """All that requests may call it, and its adapters."""
+        return [*dict.fromkeys((self.model, *self.held.aliases, *self.adapters, *self.held.adapters))]
+
+    def is_called(self, asked: str) -> bool:
+        """Whether a request for `asked` is for this model or one of its adapters."""
+        return asked == self.model or asked in self.held.aliases or self.adapter(asked) != ""
+
+    def adapter(self, asked: str | None) -> str:
+        """The adapter that a request means, "" when it means the model itself."""
+        return asked if asked and (asked in self.adapters or asked in self.held.adapters) else ""
 
     @property
     def card(self) -> ModelCard | None:
@@ -87,6 +99,10 @@ class Backend:
             raise ApiError(SERVER_LOST, "the connection to the model is being restored")
         return self._client
 
+    def client_while_held(self) -> AsyncClient | None:
+        """The connection for a new request to one of several models; None while it isn't loaded."""
+        return self._client if self.held.state == "ready" and self.status in ("ok", "degraded") else None
+
     @property
     def adapters(self) -> dict[str, str]:
         """Folders of the LoRA adapters that can be asked for as models, by name."""
@@ -101,22 +117,6 @@ class Backend:
         except (CallboardError, TimeoutError):
             return None
 
-    def check_model(self, asked: str | None) -> None:
-        """Raises ApiError when a request asks for a model that isn't served; None asks for whatever is."""
-        if asked and asked != self.model and asked not in self.adapters:
-            names = ", ".join(map(repr, (self.model, *self.adapters)))
-            text = f"the model {asked!r} does not exist here; this server has {names}"
-            raise ApiError(MODEL_NOT_FOUND, text, param="model")
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Counts a request as in work."""
-        self.in_work += 1
-        try:
-            yield
-        finally:
-            self.in_work -= 1
-
     def on_state(self, state: SystemState) -> None:
         """The supervisor reports the state of all actors."""
         self.state = state
@@ -128,6 +128,15 @@ class Backend:
         if wanted and streamer is not None and streamer.state == "ready":
             self._connecting = True
             self.spawn(self._connect(streamer))
+        self.on_change()
+
+    def hold(self, held: ModelState) -> None:
+        """The house says how the model stands. Without processes nothing is left but what is known of it."""
+        self.held = held
+        if held.state not in ("ready", "loading", "unloading"):
+            self.state = SystemState(LOADING, held.name, [], card=self.state.card)
+            self._was_connected = False
+            self._drop_client(ServerLost(SERVER_LOST, "the model was unloaded; this stream is lost"))
 
     def on_drain(self) -> None:
         """Refuse new requests from now on."""
@@ -157,6 +166,7 @@ class Backend:
         self._client = client
         self._client_epoch = streamer.epoch
         self._was_connected = True
+        self.on_change()
         log.info("connected to the streamer", streamer_epoch=streamer.epoch)
 
     def _on_lost(self, error: CallboardError) -> None:

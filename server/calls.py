@@ -9,8 +9,9 @@ from starlette.types import Receive, Scope, Send
 
 from protocol.codec import CodecError
 from protocol.errors import CallboardError
-from server.backend import Backend
+from server.backends import Backends
 from server.chat import check_messages, template_kwargs
+from server.choosing import Choose, Chooser
 from server.errors import NOT_FOUND, ApiError, from_client_error, invalid
 from server.options import HttpOptions
 from server.request_body import ClientGone, check_depth, decode_request, read_body
@@ -19,16 +20,16 @@ from server.schemas_calls import CancelBody, DetokenizeBody, DetokenizeRequest, 
 from server.sse import encode_json
 from server.tools import parse_tools
 
-Work = Callable[[bytes, Backend], Awaitable[object]]
+Work = Callable[[bytes, Choose], Awaitable[object]]
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 _AT_ONCE = 64  # token strings asked for at the same time
 
 
 class JsonCall:
-    """An ASGI endpoint that answers with what `work` makes of the body."""
+    """An ASGI endpoint that answers with what `work` makes of the body, which it is given with what finds the model."""
 
-    def __init__(self, backend: Backend, options: HttpOptions, work: Work) -> None:
-        self._backend = backend
+    def __init__(self, backends: Backends, options: HttpOptions, work: Work) -> None:
+        self._backends = backends
         self._options = options
         self._work = work
 
@@ -36,11 +37,12 @@ class JsonCall:
         """Answer one request. Raises ApiError."""
         record = record_of(scope)
         options = self._options
-        with self._backend.working():
+        choose = Chooser(self._backends, record, receive)
+        with self._backends.working():
             try:
-                self._backend.client()
+                self._backends.check()
                 body = await read_body(scope, receive, options.max_body_bytes, options.body_timeout)
-                answer = await self._work(body, self._backend)
+                answer = await self._answer(body, choose)
             except ClientGone:
                 record.client_gone = True
                 return
@@ -49,15 +51,25 @@ class JsonCall:
             except CallboardError as error:
                 record.error_code = error.code
                 raise from_client_error(error) from None
+            finally:
+                choose.close()
             await Response(encode_json(answer), media_type="application/json")(scope, receive, send)
 
+    async def _answer(self, body: bytes, choose: Chooser) -> object:
+        while True:
+            try:
+                return await self._work(body, choose)
+            except (ApiError, CallboardError) as error:
+                if not choose.may_try_again(error):
+                    raise
 
-async def tokenize(body: bytes, backend: Backend) -> TokenizeBody:
+
+async def tokenize(body: bytes, choose: Choose) -> TokenizeBody:
     """`POST /tokenize`, as vLLM has it."""
     asked = decode_request(body, TokenizeRequest, {})
-    backend.check_model(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("give exactly one of prompt and messages", "prompt")
+    backend = await choose(asked.model)
     client = backend.client()
     if asked.messages is not None:
         check_messages(asked.messages)
@@ -83,21 +95,21 @@ async def tokenize(body: bytes, backend: Backend) -> TokenizeBody:
     return TokenizeBody(len(ids), context, ids, strings)
 
 
-async def detokenize(body: bytes, backend: Backend) -> DetokenizeBody:
+async def detokenize(body: bytes, choose: Choose) -> DetokenizeBody:
     """`POST /detokenize`, as vLLM has it."""
     asked = decode_request(body, DetokenizeRequest, {})
-    backend.check_model(asked.model)
+    backend = await choose(asked.model)
     return DetokenizeBody(await backend.client().detokenize(asked.tokens))
 
 
-def cancel_request(backend: Backend) -> Callable[[Request], Awaitable[Response]]:
+def cancel_request(backends: Backends) -> Callable[[Request], Awaitable[Response]]:
     """`POST /v1/requests/{id}/cancel`: the id of an answer, or a request's `x-request-id`."""
 
     async def cancel(request: Request) -> Response:
         wanted = request.path_params["id"]
         label = next((wanted.removeprefix(prefix) for prefix in _PREFIXES if wanted.startswith(prefix)), wanted)
         try:
-            count = await backend.client().cancel_label(label)
+            count = sum([await client.cancel_label(label) for client in backends.clients()])
         except CallboardError as error:
             raise from_client_error(error) from None
         if not count:

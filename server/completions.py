@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -38,9 +39,10 @@ def parse_completion(body: bytes, model: str, request_id: str) -> tuple[str | No
         raise invalid(f"a request may have {MAX_PROMPTS} choices, not {len(prompts)} × {n}", "n")
     answer = CompletionAnswer(f"cmpl-{request_id}", request.model or model, include_usage)
 
-    async def echo(generation: Generation, client: AsyncClient) -> None:
+    async def echo(generation: Generation, clients: Sequence[AsyncClient]) -> None:
+        answer.echoes = []
         for prompt in generation.prompts:
-            text = prompt["prompt"] if "prompt" in prompt else await client.detokenize(prompt["ids"])
+            text = prompt["prompt"] if "prompt" in prompt else await clients[0].detokenize(prompt["ids"])
             answer.echoes += [text] * n
 
     generation = Generation(

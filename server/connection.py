@@ -13,6 +13,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from protocol.errors import INVALID_REQUEST
+from server.arrival import arrival
 from server.errors import ErrorBody, ErrorDetail
 from server.sse import encode_json
 
@@ -69,7 +70,7 @@ def http_connection(max_header_bytes: int, idle_timeout: float, body_timeout: fl
             self._header_bytes = self._body_bytes = self._around_bytes = 0
             self._rest_came()
             self._await_header()
-            self.scope["state"]["abort"] = self.transport.abort
+            self.scope["state"].update(abort=self.transport.abort, arrived=arrival(self.transport))
 
         def on_headers_complete(self) -> None:
             self._in_header = False

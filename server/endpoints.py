@@ -4,14 +4,15 @@ They are plain ASGI, not Starlette's request-response functions, as a streamed a
 the connection is listened to meanwhile.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.backend import Backend
+from server.backends import Backends
+from server.choosing import Choose, Chooser
 from server.connection import abort_of
 from server.errors import ApiError, internal_error
 from server.generation import Generation, run
@@ -21,15 +22,16 @@ from server.request_log import RequestRecord, record_of
 
 log = structlog.get_logger()
 
-Parse = Callable[[bytes, str, str], tuple[str | None, Generation | Response]]
+Plain = Callable[[Choose], Awaitable[Response]]
+Parse = Callable[[bytes, str, str], tuple[str | None, Generation | Plain]]
 
 
 class GenerateEndpoint:
     """Serves one of the APIs. `parse` turns a body, and the model's name and the request's id for the answer, into the
-    model that was asked for and a `Generation`, or a whole answer when nothing is to be generated."""
+    model that was asked for and a `Generation`, or into what gives the answer when nothing is to be generated."""
 
-    def __init__(self, backend: Backend, options: HttpOptions, parse: Parse) -> None:
-        self._backend = backend
+    def __init__(self, backends: Backends, options: HttpOptions, parse: Parse) -> None:
+        self._backends = backends
         self._options = options
         self._parse = parse
 
@@ -43,9 +45,17 @@ class GenerateEndpoint:
             started = True
             await send(message)
 
-        with self._backend.working():
+        choose = Chooser(self._backends, record, receive)
+        with self._backends.working():
             try:
-                await self._serve(scope, record, receive, watched_send)
+                generation = await self._parsed(scope, record, receive)
+                while True:
+                    try:
+                        await self._serve(*generation, choose, scope, record, receive, watched_send)
+                        break
+                    except ApiError as error:
+                        if started or not choose.may_try_again(error):
+                            raise
             except ApiError as error:
                 record.error_code = error.code
                 raise
@@ -56,17 +66,33 @@ class GenerateEndpoint:
                 if started:
                     raise
                 raise internal_error() from None
+            finally:
+                choose.close()
 
-    async def _serve(self, scope: Scope, record: RequestRecord, receive: Receive, send: Send) -> None:
+    async def _parsed(
+        self, scope: Scope, record: RequestRecord, receive: Receive
+    ) -> tuple[str | None, Generation | Plain]:
         options = self._options
-        self._backend.client()  # so that nothing is read for a server that can't serve
+        self._backends.check()  # so that nothing is read for a server that can't serve
         body = await read_body(scope, receive, options.max_body_bytes, options.body_timeout)
         if options.log_prompts:
             log.info("prompt", request_id=record.request_id, body=body.decode(errors="replace"))
-        model, generation = self._parse(body, self._backend.model, record.request_id)
-        self._backend.check_model(model)
-        if isinstance(generation, Response):
-            await generation(scope, receive, send)
+        return self._parse(body, self._backends.first.model, record.request_id)
+
+    async def _serve(
+        self,
+        model: str | None,
+        generation: Generation | Plain,
+        choose: Chooser,
+        scope: Scope,
+        record: RequestRecord,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        if not isinstance(generation, Generation):
+            await (await generation(choose))(scope, receive, send)
             return
-        generation.model = model or ""
-        await run(generation, self._backend.client(), record, options, receive, send, abort_of(scope))
+        backend = await choose(model, generation.keep_alive)
+        generation.model = backend.adapter(model)
+        clients = [backend.client(), *self._backends.other_clients(backend)]
+        await run(generation, clients, record, self._options, receive, send, abort_of(scope))

@@ -6,7 +6,7 @@ hold several prompts with several choices each: each choice is a stream of its o
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -76,8 +76,10 @@ class Answer(Protocol):
 class Generation(msgspec.Struct):
     """What a request asks for. Each of `prompts` holds the one of `prompt`, `messages` and `ids` it is made of.
 
-    `media_type` is that of a streamed answer. `prepare` is awaited before anything else, and may still change the
-    prompts or raise ApiError; `finish` when all streams are at their end.
+    `media_type` is that of a streamed answer. `prepare` is awaited before anything else, with the clients of the model
+    and of all others that are loaded; it may still change what is asked for, or raise ApiError. It may be called again,
+    when nothing came of it. `finish` is awaited when all streams are at their end. `keep_alive` is how long the model
+    may stay without streams, see `WantModel`.
     """
 
     prompts: list[dict[str, Any]]
@@ -91,7 +93,8 @@ class Generation(msgspec.Struct):
     tool_choice: ToolChoice = ToolChoice()
     split_reply: bool = False
     model: str = ""
-    prepare: Callable[["Generation", AsyncClient], Awaitable[None]] | None = None
+    keep_alive: float | None = None
+    prepare: Callable[["Generation", Sequence[AsyncClient]], Awaitable[None]] | None = None
     finish: Callable[[AsyncClient, UsageBody], Awaitable[None]] | None = None
     media_type: str = EVENTS
 
@@ -147,23 +150,24 @@ def stop_reason(end: End | None) -> str | UnsetType:
 
 async def run(
     generation: Generation,
-    client: AsyncClient,
+    clients: Sequence[AsyncClient],
     record: RequestRecord,
     options: HttpOptions,
     receive: Receive,
     send: Send,
     abort: Callable[[], None],
 ) -> None:
-    """Generate and answer. A client that leaves has its streams cancelled at once.
+    """Generate with the first of `clients`, and answer. A client that leaves has its streams cancelled at once.
 
     Raises ApiError when the request fails before the answer began.
     """
+    client = clients[0]
     streams: list[AsyncStream] = []
     record.stream = generation.stream
     record.streams = streams
     try:
         if generation.prepare is not None:
-            await generation.prepare(generation, client)
+            await generation.prepare(generation, clients)
         for prompt in generation.prompts:
             streams += _start(generation, prompt, client, record, options)
         async with _cancel_when_gone(receive, streams, record):
@@ -201,6 +205,7 @@ def _start(
             tool_choice=generation.tool_choice,
             split_reply=generation.split_reply,
             model=generation.model,
+            received=record.arrived,
         )
     except CodecError as error:
         raise invalid(str(error)) from None

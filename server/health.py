@@ -2,12 +2,14 @@
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import astuple
 from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.errors import LOADING, MODEL_NOT_FOUND
-from protocol.messages import EngineStats, PrefixStats
+from protocol.messages import EngineStats, ModelCard, ModelState, PrefixStats
 from server.backend import Backend
+from server.backends import Backends
 from server.errors import ApiError
 from server.schemas import (
     HealthActor,
@@ -18,35 +20,45 @@ from server.schemas import (
     ModelListBody,
     ReadyBody,
 )
+from server.schemas_models import HeldModel
 
 _NO_CACHE = {"cache-control": "no-store"}
 
 
 class HealthEndpoints:
-    """The endpoints that only read the `Backend`."""
+    """The endpoints that only read what `Backends` knows."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
 
     async def health(self, _request: Request) -> Response:
         """The state of the system: 200 when it is ok or degraded, else 503."""
-        state = self._backend.state
-        status = self._backend.status
-        engine = state.engine
+        backends = self._backends
+        system, status = backends.system, backends.status
+        actors, engine, models = [("", actor) for actor in system.actors], system.engine, None
+        if backends.house is not None:
+            loaded = backends.all()
+            actors += [(f"{each.model}/", actor) for each in loaded for actor in each.state.actors]
+            engine = _sum([each.state.engine for each in loaded])
+            models = [held_model(each) for each in backends.models.models]
         body = HealthBody(
             status=status,
-            model=self._backend.model,
-            actors=[HealthActor(actor.name, actor.pid, actor.state, actor.epoch) for actor in state.actors],
+            model=backends.first.model,
+            actors=[HealthActor(start + actor.name, actor.pid, actor.state, actor.epoch) for start, actor in actors],
             engine=_engine(engine),
             prefix_cache=_prefix_cache(engine.prefix),
-            message=state.message if status == "failed" else UNSET,
+            message=system.message if status == "failed" else UNSET,
+            models=UNSET if models is None else models,
         )
         return _json(body, 200 if status in ("ok", "degraded") else 503)
 
     async def ready(self, _request: Request) -> Response:
         """200 once requests can be served, else the error they would get."""
-        self._backend.client()
-        return _json(ReadyBody(self._backend.status))
+        self._backends.check()
+        status = self._backends.status
+        if status not in ("ok", "degraded"):
+            raise ApiError(LOADING, "the server is still starting")
+        return _json(ReadyBody(status))
 
     async def models(self, _request: Request) -> Response:
         """The models that can be asked for. Raises ApiError while none is loaded."""
@@ -62,13 +74,39 @@ class HealthEndpoints:
         return _json(models[name])
 
     def _models(self) -> list[ModelBody]:
-        card = self._backend.card
+        if self._backends.house is not None:
+            return [body for backend in self._backends.all() for body in _held_bodies(backend)]
+        card = self._backends.first.card
         if card is None:
             raise ApiError(LOADING, "the model is still loading")
-        return [
-            ModelBody(each.name, each.created, each.context, each.root or each.name, each.parent or None)
-            for each in card.all()
-        ]
+        return [_body(each) for each in card.all()]
+
+
+def _body(card: ModelCard) -> ModelBody:
+    return ModelBody(card.name, card.created, card.context, card.root or card.name, card.parent or None)
+
+
+def _held_bodies(backend: Backend) -> list[ModelBody]:
+    """One of several models, and its adapters, which come and go with it."""
+    held = backend.held
+    card = backend.card or ModelCard(held.name, task=held.task, adapters={name: name for name in held.adapters})
+    bodies = [_body(each) for each in card.all()]
+    for body in bodies:
+        body.state, body.progress, body.pinned, body.size = held.state, held.progress, held.pinned, held.size
+    bodies[0].aliases = held.aliases
+    return bodies
+
+
+def held_model(held: ModelState) -> HeldModel:
+    """How one of several models stands, for people who ask over HTTP."""
+    return HeldModel(**{name: getattr(held, name) for name in HeldModel.__struct_fields__})
+
+
+def _sum(engines: list[EngineStats]) -> EngineStats:
+    """The load of several engines together."""
+    prefix = PrefixStats(*(sum(values) for values in zip(*(astuple(each.prefix) for each in engines), strict=True)))
+    names = [name for name in EngineStats.__struct_fields__ if name != "prefix"]
+    return EngineStats(**{name: sum(getattr(each, name) for each in engines) for name in names}, prefix=prefix)
 
 
 def _engine(engine: EngineStats) -> HealthEngine:

@@ -9,8 +9,8 @@ from typing import Any
 
 from protocol import Delta
 from protocol.messages import End, Grammar, ToolChoice
-from server.backend import Backend
 from server.chat import template_kwargs
+from server.choosing import Choose
 from server.errors import ApiError, invalid
 from server.generation import Choice, Generation, sampling_params
 from server.message_input import chat_messages
@@ -240,10 +240,10 @@ def _sse(*events: MessageEvent) -> bytes:
     return b"".join(named_event(event.type, encode_json(event)) for event in events)
 
 
-async def count_tokens(body: bytes, backend: Backend) -> TokenCount:
+async def count_tokens(body: bytes, choose: Choose) -> TokenCount:
     """How many tokens the prompt of a message would have. Raises ApiError, and what the client raises."""
     asked = decode_request(body, CountTokensRequest, MESSAGES_UNSUPPORTED)
-    backend.check_model(asked.model)
     messages, tools, kwargs = _prompt(asked)
+    backend = await choose(asked.model)
     ids = await backend.client().tokenize(messages=messages, tools=tools, template_kwargs=kwargs)
     return TokenCount(len(ids))

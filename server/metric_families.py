@@ -11,21 +11,30 @@ from protocol.figures import Histogram
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
+Labels = tuple[str, ...]
 
-def family(name: str, kind: str, text: str, labels: Mapping[str, str], own: tuple[str, ...], values: object) -> Metric:
-    """One metric: `labels` stand in each of its samples, `own` name those that `values` gives."""
-    names, given = [*labels, *own], [*labels.values()]
+
+def family(
+    name: str, kind: str, text: str, labels: tuple[str, ...], own: tuple[str, ...], values: Mapping[Labels, object]
+) -> Metric:
+    """One metric. `values` are by the values of `labels`, which stand in each of its samples; `own` name those labels
+    that each of the values gives."""
+    names = [*labels, *own]
     if kind == HISTOGRAM:
-        assert isinstance(values, Histogram)
-        return _histogram(HistogramMetricFamily(name, text, labels=names), given, values)
-    assert isinstance(values, Mapping)
+        histogram = HistogramMetricFamily(name, text, labels=names)
+        for given, value in values.items():
+            assert isinstance(value, Histogram)
+            _add_histogram(histogram, [*given], value)
+        return histogram
     made = (CounterMetricFamily if kind == COUNTER else GaugeMetricFamily)(name, text, labels=names)
-    for of, value in values.items():
-        made.add_metric([*given, *of], value)
+    for given, value in values.items():
+        assert isinstance(value, Mapping)
+        for of, number in value.items():
+            made.add_metric([*given, *of], number)
     return made
 
 
-def _histogram(made: HistogramMetricFamily, labels: list[str], values: Histogram) -> Metric:
+def _add_histogram(made: HistogramMetricFamily, labels: list[str], values: Histogram) -> None:
     below, buckets = 0, []
     for bound, count in zip([*map(str, values.bounds), "+Inf"], values.counts or [0], strict=False):
         below += count
@@ -33,7 +42,6 @@ def _histogram(made: HistogramMetricFamily, labels: list[str], values: Histogram
     if buckets[-1][0] != "+Inf":
         buckets.append(("+Inf", float(below)))
     made.add_metric(labels, buckets=buckets, sum_value=values.total)
-    return made
 
 
 class _Given(Collector):

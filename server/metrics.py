@@ -5,7 +5,8 @@ worker gives the same answer. `METRICS` names and explains all that is shown; do
 `/metrics?names=vllm` shows what vLLM shows too under vLLM's names (`server.metrics_vllm`).
 """
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -13,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.figures import Histogram
-from protocol.messages import Figures, SystemState
-from server.backend import Backend
+from protocol.messages import Figures, ModelsState, SystemState
+from server.backends import Backends
 from server.errors import invalid
 from server.metric_families import COUNTER, GAUGE, HISTOGRAM, exposition, family
 from server.metrics_vllm import vllm_families
@@ -39,7 +40,16 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "callboard_tokenize_seconds": (HISTOGRAM, (), "Template and tokenizing, per stream."),
     "callboard_queue_seconds": (HISTOGRAM, (), "From the tokenized prompt until its prefill begins."),
     "callboard_prefill_seconds": (HISTOGRAM, (), "From the beginning of the prefill to the first token."),
-    "callboard_ttft_seconds": (HISTOGRAM, (), "Time to first token, from the arrival of the request."),
+    "callboard_ttft_seconds": (
+        HISTOGRAM,
+        (),
+        "Time to first token, from the arrival of the request until its text is written.",
+    ),
+    "callboard_received_seconds": (
+        HISTOGRAM,
+        (),
+        "From the arrival of an HTTP request until the streamer has it.",
+    ),
     "callboard_itl_seconds": (HISTOGRAM, (), "Inter-token latency: the gaps between the tokens of a stream."),
     "callboard_request_seconds": (HISTOGRAM, (), "From the arrival of a request to its end."),
     "callboard_request_prompt_tokens": (HISTOGRAM, (), "Lengths of prompts."),
@@ -73,22 +83,34 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "callboard_actor_crashes": (COUNTER, ("actor",), "How often it was replaced because it died or hung."),
     "callboard_actor_memory_bytes": (GAUGE, ("actor",), "Resident memory of the process."),
     "callboard_actor_cpu_seconds": (COUNTER, ("actor",), "CPU time of the process."),
+    "callboard_model_state": (
+        GAUGE,
+        ("state",),
+        "With several models: 1 for the state that each is in, unloaded, waiting, loading, ready, unloading or failed.",
+    ),
+    "callboard_model_loads": (COUNTER, (), "With several models: how often each was loaded."),
+    "callboard_model_claim_bytes": (GAUGE, (), "With several models: memory that each may take once it is loaded."),
+    "callboard_model_memory_bytes": (GAUGE, (), "With several models: memory of all processes of each."),
+    "callboard_model_pinned": (GAUGE, (), "With several models: 1 for those that stay, else 0."),
+    "callboard_models_budget_bytes": (GAUGE, (), "With several models: memory for all of them; its `model` is empty."),
     "callboard_malformed_messages": (COUNTER, (), "ZeroMQ messages that could not be read."),
     "callboard_send_faults": (COUNTER, (), "Messages that could not be sent to a client."),
 }
 
+STATES = ("unloaded", "waiting", "loading", "ready", "unloading", "failed")
+
 Values = Mapping[tuple[str, ...], float]
+ByModel = Mapping[tuple[str, ...], Mapping[str, Values | Histogram]]
 
 
 def _single(value: float) -> Values:
     return {(): value}
 
 
-def values_of(state: SystemState, figures: Figures | None, serving: bool) -> dict[str, Values | Histogram]:
-    """The value of each metric, by its labels. What only the streamer knows is missing without `figures`."""
-    engine = state.engine
+def process_values(state: SystemState, serving: bool) -> dict[str, Values | Histogram]:
+    """The value of each metric that is about processes, by its labels."""
     actors = [*state.actors, *([state.supervisor] if state.supervisor is not None else [])]
-    found: dict[str, Values | Histogram] = {
+    return {
         "callboard_up": _single(serving),
         "callboard_start_time_seconds": _single(state.started),
         "callboard_http_requests": {tuple(key.split(" ", 2)): count for key, count in state.http.items()},
@@ -98,6 +120,12 @@ def values_of(state: SystemState, figures: Figures | None, serving: bool) -> dic
         "callboard_actor_memory_bytes": {(a.name,): a.memory for a in actors},
         "callboard_actor_cpu_seconds": {(a.name,): a.cpu for a in actors},
     }
+
+
+def values_of(state: SystemState, figures: Figures | None, serving: bool) -> dict[str, Values | Histogram]:
+    """The value of each metric, by its labels. What only the streamer knows is missing without `figures`."""
+    engine = state.engine
+    found = process_values(state, serving)
     if figures is not None:
         engine = figures.engine if figures.engine.step else engine
         counts = figures.counts
@@ -115,6 +143,7 @@ def values_of(state: SystemState, figures: Figures | None, serving: bool) -> dic
             "callboard_queue_seconds": counts.queue,
             "callboard_prefill_seconds": counts.prefill,
             "callboard_ttft_seconds": counts.ttft,
+            "callboard_received_seconds": counts.received,
             "callboard_itl_seconds": counts.itl,
             "callboard_request_seconds": counts.duration,
             "callboard_request_prompt_tokens": counts.prompt_lengths,
@@ -158,30 +187,53 @@ def values_of(state: SystemState, figures: Figures | None, serving: bool) -> dic
     }
 
 
-def families(state: SystemState, figures: Figures | None, serving: bool, model: str) -> Iterator[Metric]:
-    """All metrics of ours."""
-    values = values_of(state, figures, serving)
+def model_values(models: ModelsState) -> ByModel:
+    """What the house says of each of several models."""
+    values: dict[tuple[str, ...], dict[str, Values | Histogram]] = {
+        (held.name,): {
+            "callboard_model_state": {(state,): float(held.state == state) for state in STATES},
+            "callboard_model_loads": _single(held.loads),
+            "callboard_model_claim_bytes": _single(held.claim),
+            "callboard_model_memory_bytes": _single(held.memory),
+            "callboard_model_pinned": _single(held.pinned),
+        }
+        for held in models.models
+    }
+    return values | {("",): {"callboard_models_budget_bytes": _single(models.budget)}}
+
+
+def families(values: Sequence[ByModel]) -> Iterator[Metric]:
+    """All metrics of ours. Each of `values` has, by model, values by metric."""
     for name, (kind, own, text) in METRICS.items():
-        if name in values:
-            yield family(name, kind, text, {"model": model}, own, values[name])
+        found = {model: of[name] for one in values for model, of in one.items() if name in of}
+        if found:
+            yield family(name, kind, text, ("model",), own, found)
 
 
 class MetricsEndpoint:
     """`GET /metrics`, with `names=vllm` or `names=callboard`."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
 
     async def get(self, request: Request) -> Response:
         """The figures. Raises ApiError for unknown names."""
         names = request.query_params.get("names", "callboard")
         if names not in ("callboard", "vllm"):
             raise invalid("names is callboard or vllm", "names")
-        backend = self._backend
-        figures = await backend.figures()
-        state, model = backend.state, backend.model
+        backends = self._backends
+        shown = [each for each in backends.all() if backends.house is None or each.state.actors]
+        figures = await asyncio.gather(*(each.figures() for each in shown))
         if names == "vllm":
-            metrics = vllm_families(figures, model) if figures is not None else iter(())
-        else:
-            metrics = families(state, figures, backend.status in ("ok", "degraded"), model)
-        return Response(exposition(metrics), media_type=CONTENT_TYPE_LATEST)
+            known = {each.model: found for each, found in zip(shown, figures, strict=True) if found is not None}
+            return Response(exposition(vllm_families(known)), media_type=CONTENT_TYPE_LATEST)
+        values: list[ByModel] = [
+            {
+                (each.model,): values_of(each.state, found, each.status in ("ok", "degraded"))
+                for each, found in zip(shown, figures, strict=True)
+            }
+        ]
+        if backends.house is not None:
+            own = process_values(backends.system, backends.status in ("ok", "degraded"))
+            values += [{("",): own}, model_values(backends.models)]
+        return Response(exposition(families(values)), media_type=CONTENT_TYPE_LATEST)

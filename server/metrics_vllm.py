@@ -1,6 +1,6 @@
 """What of our figures vLLM shows with the same meaning, under vLLM's names. Used by `server.metrics`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 
@@ -8,9 +8,22 @@ from protocol.figures import Histogram
 from protocol.messages import Figures
 from server.metric_families import COUNTER, GAUGE, HISTOGRAM, family
 
+Row = tuple[str, str, str, tuple[str, ...], object]
 
-def vllm_families(figures: Figures, model: str) -> Iterator[Metric]:
-    """The metrics, each with vLLM's labels `model_name` and `engine`."""
+
+def vllm_families(figures: Mapping[str, Figures]) -> Iterator[Metric]:
+    """The metrics of each model, with vLLM's labels `model_name` and `engine`."""
+    tables = {(model, "0"): _rows(one) for model, one in figures.items()}
+    for same in zip(*tables.values(), strict=True):
+        name, kind, text, own, _ = same[0]
+        values: dict[tuple[str, ...], object] = {
+            labels: value if isinstance(value, Histogram | dict) else {(): value}
+            for labels, (*_, value) in zip(tables, same, strict=True)
+        }
+        yield family(f"vllm:{name}", kind, text, ("model_name", "engine"), own, values)
+
+
+def _rows(figures: Figures) -> list[Row]:
     counts, engine, prefix = figures.counts, figures.engine, figures.engine.prefix
     hits = prefix.memory_tokens + prefix.ssd_tokens
     finished: dict[tuple[str, ...], int] = {}
@@ -19,7 +32,7 @@ def vllm_families(figures: Figures, model: str) -> Iterator[Metric]:
         if outcome in ("finished", "cancelled"):
             reason = {"cancelled": "abort", "tool_calls": "stop"}.get(reason, reason)
             finished[(reason,)] = finished.get((reason,), 0) + count
-    rows: list[tuple[str, str, str, tuple[str, ...], object]] = [
+    return [
         ("num_requests_running", GAUGE, "Rows in the batch.", (), engine.running + engine.prefilling),
         ("num_requests_waiting", GAUGE, "Rows that wait.", (), engine.waiting),
         ("num_preemptions", COUNTER, "Rows parked for want of memory.", (), engine.parked),
@@ -36,7 +49,3 @@ def vllm_families(figures: Figures, model: str) -> Iterator[Metric]:
         ("request_prompt_tokens", HISTOGRAM, "Lengths of prompts.", (), counts.prompt_lengths),
         ("request_generation_tokens", HISTOGRAM, "Lengths of answers.", (), counts.answer_lengths),
     ]
-    labels = {"model_name": model, "engine": "0"}
-    for name, kind, text, own, value in rows:
-        values = value if isinstance(value, Histogram | dict) else {(): value}
-        yield family(f"vllm:{name}", kind, text, labels, own, values)

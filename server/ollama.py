@@ -1,22 +1,29 @@
 """Ollama's API, so that tools that only know Ollama work: `/api/chat`, `generate`, `tags`, `show`, `ps`, `embed`.
 
-Used by the app, on the event loop. What would change which models there are is answered with the command to use.
+Used by the app, on the event loop. A request without a prompt has its model loaded, one with `keep_alive` 0 unloaded,
+where there are several. What would change which models there are is answered with the command to use.
 """
 
 import hashlib
 import json
+import re
 import time
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from protocol.errors import LOADING, MODEL_NOT_FOUND
-from protocol.messages import Grammar, SamplingParams, ToolChoice
+from protocol import AsyncClient
+from protocol.errors import LOADING
+from protocol.messages import Grammar, ModelCard, SamplingParams, ToolChoice
 from server.backend import Backend
+from server.backends import Backends
 from server.chat import template_kwargs
+from server.choosing import Choose
+from server.endpoints import Plain
 from server.errors import UNSUPPORTED, ApiError, invalid
 from server.generation import Generation, sampling_params
 from server.ollama_answers import OllamaAnswer, now
@@ -36,6 +43,11 @@ from server.tools import Tools, tool_of
 
 VERSION = "0.12.0"  # of Ollama's API that this follows
 LINES = "application/x-ndjson"
+_NEVER = "2318-01-01T00:00:00Z"  # what Ollama writes for models that stay
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_DURATION = re.compile(rf"(?:{_PART.pattern})+")
 _NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 _INSTEAD = {
     "pull": "callboard pull MODEL",
@@ -49,12 +61,12 @@ _INSTEAD = {
 class OllamaApi:
     """All endpoints but those of the frame (`GenerateEndpoint`, `JsonCall`), which call its parts."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
 
     # Generating.
 
-    def parse_chat(self, body: bytes, model: str, _request_id: str) -> tuple[str | None, Generation | Response]:
+    def parse_chat(self, body: bytes, model: str, _request_id: str) -> tuple[str | None, Generation | Plain]:
         """`POST /api/chat`. Raises ApiError naming the field that is wrong."""
         request = decode_request(body, OllamaChatRequest, {})
         if not request.messages:
@@ -68,7 +80,7 @@ class OllamaApi:
         check_depth(tools, "tools")
         return self._plain(request.model), self._generation(request, {"messages": messages}, chat=True, tools=tools)
 
-    def parse_generate(self, body: bytes, model: str, _request_id: str) -> tuple[str | None, Generation | Response]:
+    def parse_generate(self, body: bytes, model: str, _request_id: str) -> tuple[str | None, Generation | Plain]:
         """`POST /api/generate`. Raises ApiError naming the field that is wrong."""
         request = decode_request(body, OllamaGenerateRequest, {})
         for name in ("suffix", "template", "images"):
@@ -76,13 +88,20 @@ class OllamaApi:
                 raise ApiError(UNSUPPORTED, f"{name} is not supported", param=name)
         if not request.prompt:
             return self._plain(request.model), self._nothing(request, {"response": ""})
-        card = self._backend.card
-        if request.raw or (card is not None and not card.has_chat_template):
-            prompt: dict[str, Any] = {"prompt": request.prompt}
-        else:
-            system = [{"role": "system", "content": request.system}] if request.system else []
-            prompt = {"messages": [*system, {"role": "user", "content": request.prompt}]}
-        return self._plain(request.model), self._generation(request, prompt, chat=False, tools=[])
+        plain: dict[str, Any] = {"prompt": request.prompt}
+        if request.raw:
+            return self._plain(request.model), self._generation(request, plain, chat=False, tools=[])
+        system = [{"role": "system", "content": request.system}] if request.system else []
+        prompt = {"messages": [*system, {"role": "user", "content": request.prompt}]}
+        made = self._generation(request, prompt, chat=False, tools=[])
+        backend = self._find(request.model)
+
+        async def without_template(generation: Generation, _clients: Sequence[AsyncClient]) -> None:
+            if backend.card is not None and not backend.card.has_chat_template:
+                generation.prompts, generation.template_kwargs, generation.split_reply = [plain], {}, False
+
+        made.prepare = without_template
+        return self._plain(request.model), made
 
     def _generation(self, request: OllamaRequest, prompt: dict[str, Any], *, chat: bool, tools: Tools) -> Generation:
         thinks = request.think not in (None, False)
@@ -91,44 +110,56 @@ class OllamaApi:
         return Generation(
             prompts=[prompt],
             params=_params(request),
-            answer=OllamaAnswer(self._shown_name, chat=chat, thinks=request.think is not False),
+            answer=OllamaAnswer(_shown(self._find(request.model)), chat=chat, thinks=request.think is not False),
             stream=request.stream is not False,
             template_kwargs=(template_kwargs(None, effort) | kwargs) if "messages" in prompt else {},
             tools=tools,
             tool_choice=ToolChoice(),
             split_reply="messages" in prompt,
             media_type=LINES,
+            keep_alive=seconds_of(request.keep_alive),
         )
 
-    def _nothing(self, request: OllamaRequest, said: dict[str, Any]) -> Response:
-        """The answer to a request that only loads or unloads: the model is there, and stays."""
-        self._backend.check_model(self._plain(request.model))
-        done = "unload" if request.keep_alive in (0, "0", "0s") else "load"
-        body = {"model": self._shown_name, "created_at": now(), **said, "done": True, "done_reason": done}
-        return _json(body)
+    def _nothing(self, request: OllamaRequest, said: dict[str, Any]) -> Plain:
+        """What answers a request that only loads or unloads. A model that is alone stays."""
+        keep_alive = seconds_of(request.keep_alive)
+
+        async def answer(choose: Choose) -> Response:
+            backend = self._find(request.model)
+            if keep_alive == 0:
+                self._backends.keep(backend, 0)
+            else:
+                await choose(self._plain(request.model), keep_alive)
+            done = "unload" if keep_alive == 0 else "load"
+            return _json({"model": _shown(backend), "created_at": now(), **said, "done": True, "done_reason": done})
+
+        return answer
 
     # What there is.
 
-    @property
-    def _shown_name(self) -> str:
-        model = self._backend.model
-        return model if ":" in model else f"{model}:latest"
-
     def _plain(self, name: str) -> str:
         """Our name for what a client calls a model: it may have a tag of Ollama's."""
-        return name.removesuffix(":latest") if name != self._backend.model else name
+        known = any(backend.is_called(name) for backend in self._backends.all())
+        return name if known else name.removesuffix(":latest")
 
-    def _entry(self) -> dict[str, Any]:
-        card = self._backend.card
-        if card is None:
+    def _find(self, name: str) -> Backend:
+        return self._backends.find(self._plain(name))
+
+    def _card(self, backend: Backend) -> ModelCard:
+        """What is known of a model. Raises ApiError while the only one is loading."""
+        if backend.card is None and self._backends.house is None:
             raise ApiError(LOADING, "the model is still loading")
+        return backend.card or ModelCard(backend.model, task=backend.held.task)
+
+    def _entry(self, backend: Backend) -> dict[str, Any]:
+        card = self._card(backend)
         digest = hashlib.sha256(card.name.encode()).hexdigest()
-        modified = datetime.fromtimestamp(card.created or self._backend.state.started or time.time(), UTC)
+        modified = datetime.fromtimestamp(card.created or self._backends.system.started or time.time(), UTC)
         return {
-            "name": self._shown_name,
-            "model": self._shown_name,
-            "modified_at": modified.isoformat().replace("+00:00", "Z"),
-            "size": self._backend.state.engine.memory,
+            "name": _shown(backend),
+            "model": _shown(backend),
+            "modified_at": _written(modified),
+            "size": backend.held.memory or backend.state.engine.memory or backend.held.size,
             "digest": digest,
             "details": _details(),
         }
@@ -145,33 +176,36 @@ class OllamaApi:
 
     async def tags(self, _request: Request) -> Response:
         """`GET /api/tags`."""
-        return _json({"models": [self._entry()]})
+        return _json({"models": [self._entry(backend) for backend in self._backends.all()]})
 
     async def ps(self, _request: Request) -> Response:
         """`GET /api/ps`."""
-        card = self._backend.card
-        if card is None:
-            return _json({"models": []})
-        entry = self._entry()
-        entry.pop("modified_at")
-        never = "2318-01-01T00:00:00Z"  # what Ollama writes for models that stay
-        more = {"expires_at": never, "size_vram": entry["size"], "context_length": card.context}
-        return _json({"models": [entry | more]})
+        models = []
+        for backend in self._backends.all():
+            there = backend.card is not None if self._backends.house is None else backend.held.state == "ready"
+            if not there:
+                continue
+            entry = self._entry(backend)
+            entry.pop("modified_at")
+            until = datetime.now(UTC) + timedelta(seconds=backend.held.expires)
+            entry["expires_at"] = _written(until) if backend.held.expires else _NEVER
+            entry["size_vram"] = entry["size"]
+            entry["context_length"] = self._card(backend).context
+            models.append(entry)
+        return _json({"models": models})
 
-    async def show(self, body: bytes, backend: Backend) -> object:
+    async def show(self, body: bytes, _choose: Choose) -> object:
         """`POST /api/show`. Raises ApiError when there is no such model."""
         asked = decode_request(body, OllamaShowRequest, {})
         name = asked.model or asked.name
         if not name:
             raise invalid("model is required", "model")
-        backend.check_model(self._plain(name))
-        card = backend.card
-        if card is None:
-            raise ApiError(MODEL_NOT_FOUND, "the model is still loading", param="model")
+        backend = self._find(name)
+        card = self._card(backend)
         kind = "completion" if card.task == "generate" else "embedding"
         capabilities = [kind, *(["tools"] if card.has_chat_template and card.task == "generate" else [])]
         info = {"general.architecture": "mlx", "mlx.context_length": card.context, "mlx.vocab_size": card.vocab_size}
-        entry = self._entry()
+        entry = self._entry(backend)
         fields = {
             "modelfile": f"FROM {card.name}",
             "parameters": "",
@@ -183,20 +217,20 @@ class OllamaApi:
         }
         return fields
 
-    async def embed(self, body: bytes, backend: Backend) -> object:
+    async def embed(self, body: bytes, choose: Choose) -> object:
         """`POST /api/embed`, and `/api/embeddings`. Raises ApiError, and what the client raises."""
         asked = decode_request(body, OllamaEmbedRequest, {})
-        backend.check_model(self._plain(asked.model))
         given = asked.prompt if asked.input is None else asked.input
         if given is None:
             raise invalid("input is required", "input")
+        backend = await choose(self._plain(asked.model), seconds_of(asked.keep_alive))
         began = time.monotonic()
         found = await backend.client().embed([given] if isinstance(given, str) else given)
         vectors = [vector for vector, _ in found]
         if asked.input is None:
             return {"embedding": vectors[0]}
         fields = {
-            "model": self._shown_name,
+            "model": _shown(backend),
             "embeddings": vectors,
             "total_duration": int((time.monotonic() - began) * 1e9),
             "load_duration": 0,
@@ -208,6 +242,30 @@ class OllamaApi:
         """What Ollama does and this server leaves to its command line. Raises ApiError saying which command."""
         name = request.path_params["name"]
         raise ApiError(UNSUPPORTED, f"{name} is not done over HTTP here; use: {_INSTEAD.get(name, 'callboard --help')}")
+
+
+def seconds_of(keep_alive: float | str | None) -> float | None:
+    """How long a model is to be kept, in seconds: a number of them, or a text such as `5m` or `1h30m`.
+
+    Below 0 means for ever. Raises ApiError when it is neither.
+    """
+    if keep_alive is None or not isinstance(keep_alive, str):
+        return keep_alive
+    sign, text = (-1, keep_alive[1:]) if keep_alive.startswith("-") else (1, keep_alive)
+    if _NUMBER.fullmatch(text):
+        return sign * float(text)
+    if not _DURATION.fullmatch(text):
+        raise invalid("keep_alive must be seconds, or a text such as 5m", "keep_alive")
+    return sign * sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+
+
+def _shown(backend: Backend) -> str:
+    """The model's name with a tag, as Ollama's always have one."""
+    return backend.model if ":" in backend.model else f"{backend.model}:latest"
+
+
+def _written(when: datetime) -> str:
+    return when.isoformat().replace("+00:00", "Z")
 
 
 def _details() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import schemas, schemas_calls, schemas_messages, schemas_responses
+from server import schemas, schemas_calls, schemas_messages, schemas_models, schemas_responses
 from server.errors import ErrorBody
 
 _REF = "#/components/schemas/{name}"
@@ -61,6 +61,15 @@ OPERATIONS = (
     Operation("post", "/v1/requests/{id}/cancel", "End a running request", schemas_calls.CancelBody),
     Operation("get", "/v1/models", "The models that are served", schemas.ModelListBody),
     Operation("get", "/v1/models/{name}", "One model", schemas.ModelBody),
+    *(
+        Operation("post", f"/models/{action}", summary, schemas_models.ModelOrderBody, schemas_models.ModelOrderRequest)
+        for action, summary in (
+            ("load", "Load one of several models"),
+            ("unload", "Unload one of several models"),
+            ("pin", "Load one of several models, and keep it"),
+            ("unpin", "Let a model be unloaded again"),
+        )
+    ),
     Operation("get", "/health", "The state of the system", schemas.HealthBody),
     Operation("get", "/ready", "Whether requests can be served", schemas.ReadyBody),
     Operation("get", "/openapi.json", "This description", dict[str, Any]),

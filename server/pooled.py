@@ -9,7 +9,7 @@ import secrets
 from typing import Any
 
 from protocol.ids import pack_floats
-from server.backend import Backend
+from server.choosing import Choose
 from server.completions import prompts_of
 from server.errors import invalid
 from server.request_body import decode_request
@@ -27,14 +27,14 @@ from server.schemas_calls import (
 MAX_TEXTS = 2048
 
 
-async def embeddings(body: bytes, backend: Backend) -> EmbeddingsBody:
+async def embeddings(body: bytes, choose: Choose) -> EmbeddingsBody:
     """`POST /v1/embeddings`. Raises ApiError, and what the client raises."""
     asked = decode_request(body, EmbeddingsRequest, {})
-    backend.check_model(asked.model)
     if asked.encoding_format not in (None, "float", "base64"):
         text = f"encoding_format must be float or base64, not {asked.encoding_format!r}"
         raise invalid(text, "encoding_format")
     prompts = prompts_of(asked.input, "input", MAX_TEXTS)
+    backend = await choose(asked.model)
     client = backend.client()
     if "prompt" in prompts[0]:
         found = await client.embed([one["prompt"] for one in prompts])
@@ -49,15 +49,15 @@ async def embeddings(body: bytes, backend: Backend) -> EmbeddingsBody:
     return EmbeddingsBody(data, backend.model, _usage([count for _, count in found]))
 
 
-async def rerank(body: bytes, backend: Backend) -> RerankBody:
+async def rerank(body: bytes, choose: Choose) -> RerankBody:
     """`POST /v1/rerank`. Raises ApiError, and what the client raises."""
     asked = decode_request(body, RerankRequest, {})
-    backend.check_model(asked.model)
     if not asked.documents:
         raise invalid("documents must not be empty", "documents")
     if len(asked.documents) > MAX_TEXTS:
         raise invalid(f"a request may have {MAX_TEXTS} documents, not {len(asked.documents)}", "documents")
     documents = [_text(document, i) for i, document in enumerate(asked.documents)]
+    backend = await choose(asked.model)
     found = await backend.client().rank(asked.query, documents, asked.instruction or "")
     best = sorted(range(len(found)), key=lambda i: (-found[i][0], i))[: asked.top_n]
     results = [RerankResult(i, found[i][0]) for i in best]

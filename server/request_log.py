@@ -7,13 +7,14 @@ into the scope.
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from protocol import AsyncStream
+from protocol import AsyncClient, AsyncStream
+from server.arrival import arrival_of
 from server.errors import CLIENT_CLOSED
 
 log = structlog.get_logger()
@@ -25,16 +26,18 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class RequestRecord:
-    """What is known of one request while it runs."""
+    """What is known of one request while it runs. `arrived` is when it came (monotonic clock)."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, arrived: float) -> None:
         self.request_id = request_id
+        self.arrived = arrived
         self.status: int | None = None
         self.stream = False
         self.streams: list[AsyncStream] = []
         self.error_code = ""
         self.client_gone = False
         self.key = ""  # name of the API key
+        self.charge: Callable[[AsyncClient], Awaitable[None]] | None = None  # due when the model is known
 
     @property
     def tokens(self) -> int:
@@ -97,9 +100,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = scope["callboard.record"] = RequestRecord(request_id(scope))
+        record = scope["callboard.record"] = RequestRecord(request_id(scope), arrival_of(scope))
         id_header = (b"x-request-id", record.request_id.encode())
-        began = time.monotonic()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -110,7 +112,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
-            self._log(scope, record, time.monotonic() - began)
+            self._log(scope, record, time.monotonic() - record.arrived)
 
     def _log(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
         path = scope["path"]

@@ -1,10 +1,11 @@
 """`/v1/responses`: OpenAI's Responses API as a `Generation`, and the words of its answers.
 
-Responses are kept by the streamer, in memory, so that any HTTP worker finds them: the answer, and the conversation up
-to it for `previous_response_id`.
+Responses are kept by the model's streamer, in memory, so that any HTTP worker finds them: the answer, and the
+conversation up to it for `previous_response_id`, which may be one with another model.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from starlette.responses import Response
 
 from protocol import AsyncClient, Delta
 from protocol.messages import End, Grammar, ToolChoice
-from server.backend import Backend
+from server.backends import Backends
 from server.chat import check_messages, template_kwargs
 from server.errors import NOT_FOUND, ApiError, invalid
 from server.generation import Choice, Generation, sampling_params
@@ -94,11 +95,11 @@ def parse_response(body: bytes, model: str, request_id: str) -> tuple[str | None
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
     conversation: list[dict[str, Any]] = []
 
-    async def prepare(generation: Generation, client: AsyncClient) -> None:
+    async def prepare(generation: Generation, clients: Sequence[AsyncClient]) -> None:
         earlier: list[dict[str, Any]] = []
         if request.previous_response_id is not None:
-            earlier = (await recall(client, request.previous_response_id, "previous_response_id")).messages
-        conversation.extend([*earlier, *messages])
+            earlier = (await recall(clients, request.previous_response_id, "previous_response_id")).messages
+        conversation[:] = [*earlier, *messages]
         if not conversation:
             raise invalid("input must not be empty", "input")
         check_messages(conversation)
@@ -221,28 +222,28 @@ def _sse(*events: ResponseEvent) -> bytes:
     return b"".join(named_event(event.type, encode_json(event)) for event in events)
 
 
-async def recall(client: AsyncClient, response_id: str, param: str | None = None) -> KeptResponse:
-    """A response that was kept. Raises ApiError, naming `param`, when there is none (any more)."""
-    kept = await client.recall(f"response:{response_id}")
-    if kept is None:
-        raise ApiError(NOT_FOUND, f"there is no response {response_id!r} (any more)", param=param)
-    return msgspec.json.decode(kept, type=KeptResponse)
+async def recall(clients: Sequence[AsyncClient], response_id: str, param: str | None = None) -> KeptResponse:
+    """A response that one of `clients` has kept. Raises ApiError, naming `param`, when there is none (any more)."""
+    for client in clients:
+        if (kept := await client.recall(f"response:{response_id}")) is not None:
+            return msgspec.json.decode(kept, type=KeptResponse)
+    raise ApiError(NOT_FOUND, f"there is no response {response_id!r} (any more)", param=param)
 
 
 class ResponseEndpoints:
     """Responses that were kept."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
 
     async def get(self, request: Request) -> Response:
         """One response. Raises ApiError when there is none."""
-        kept = await recall(self._backend.client(), request.path_params["id"])
+        kept = await recall(self._backends.clients(), request.path_params["id"])
         return Response(encode_json(kept.body), media_type="application/json")
 
     async def delete(self, request: Request) -> Response:
         """Forget one. Raises ApiError when there is none."""
         wanted = request.path_params["id"]
-        if not await self._backend.client().forget(f"response:{wanted}"):
+        if not any([await client.forget(f"response:{wanted}") for client in self._backends.clients()]):
             raise ApiError(NOT_FOUND, f"there is no response {wanted!r} (any more)")
         return Response(encode_json(ResponseDeleted(wanted)), media_type="application/json")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from protocol.sampling import MAX_CHOICES
+from server.schemas_models import HeldModel
 
 # -- requests ----------------------------------------------------------------------------------------
 
@@ -338,8 +339,11 @@ class CompletionBody(Struct):
 
 
 class ModelBody(Struct):
-    """One model of `GET /v1/models`, as vLLM describes it. `max_model_len` is its context in tokens; a LoRA adapter
-    has its folder as `root` and its base as `parent`."""
+    """One model of `GET /v1/models`, as vLLM describes it. `max_model_len` is its context in tokens, 0 before it was
+    first loaded; a LoRA adapter has its folder as `root` and its base as `parent`.
+
+    With several models also what the house says: `state` (unloaded, waiting, loading, ready, unloading, failed), the
+    `progress` of loading from 0 to 1, whether it is `pinned`, the `size` of its weights in bytes, and `aliases`."""
 
     id: str
     created: int
@@ -348,6 +352,11 @@ class ModelBody(Struct):
     parent: str | None = None
     object: str = "model"
     owned_by: str = "callboard"
+    state: str | UnsetType = UNSET
+    progress: float | UnsetType = UNSET
+    pinned: bool | UnsetType = UNSET
+    size: int | UnsetType = UNSET
+    aliases: list[str] | UnsetType = UNSET
 
 
 class ModelListBody(Struct):
@@ -402,7 +411,8 @@ class HealthEngine(Struct):
 
 
 class HealthBody(Struct):
-    """Body of `GET /health`. `message` says why a failed system failed."""
+    """Body of `GET /health`. `message` says why a failed system failed. With several models `models` are all of them,
+    the load is that of all together, and the names of their actors begin with the model's."""
 
     status: str
     model: str
@@ -410,6 +420,7 @@ class HealthBody(Struct):
     engine: HealthEngine
     prefix_cache: HealthPrefixCache
     message: str | UnsetType = UNSET
+    models: list[HeldModel] | UnsetType = UNSET
 
 
 class ReadyBody(Struct):

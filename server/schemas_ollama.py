@@ -50,7 +50,7 @@ class OllamaMessage(Struct, kw_only=True):
 
 
 class OllamaRequest(Struct, kw_only=True):
-    """What requests for text share. `keep_alive` is accepted: models stay until the server ends."""
+    """What requests for text share. `keep_alive` is how long the model may stay without requests."""
 
     model: str
     stream: bool | None = None

@@ -22,10 +22,22 @@ import uvicorn
 import zmq
 
 from protocol.control import ControlChannel, hold_lifeline
-from protocol.messages import Alive, Drain, Probe, Ready, StartFailed, Stop, SupervisorOrder, SystemState
+from protocol.messages import (
+    Alive,
+    Drain,
+    ModelAnswer,
+    ModelsState,
+    Probe,
+    Ready,
+    StartFailed,
+    Stop,
+    SupervisorOrder,
+    SystemState,
+)
 from server.app import make_app
-from server.backend import Backend
+from server.backends import Backends
 from server.connection import http_connection
+from server.house_link import HouseLink
 from server.key_file import ApiKey
 from server.logs import configure_logs
 from server.options import API_KEYS_VARIABLE, HttpOptions
@@ -77,10 +89,12 @@ class Worker:
         self._epoch = epoch
         self._control = control
         self._listener = listener
-        self._backend = Backend(options.model_name, f"{ROLE}-{index}.{epoch}")
+        house = HouseLink(control.report) if options.models else None
+        names = options.models or [options.model_name]
+        self._backends = Backends(names, f"{ROLE}-{index}.{epoch}", house, options.load_wait)
         self._server = HttpServer(
             uvicorn.Config(
-                make_app(self._backend, options, run_dir / "log"),
+                make_app(self._backends, options, run_dir / "log"),
                 http=http_connection(options.max_header_bytes, options.idle_timeout, options.body_timeout),
                 ws="none",
                 lifespan="off",
@@ -121,14 +135,18 @@ class Worker:
     def _obey(self, order: SupervisorOrder) -> None:
         match order:
             case Probe(seq=seq):
-                streams = self._backend.in_work
-                self._control.report(Alive(ROLE, self._index, self._epoch, seq, streams, http=self._backend.answered))
+                streams = self._backends.in_work
+                self._control.report(Alive(ROLE, self._index, self._epoch, seq, streams, http=self._backends.answered))
             case SystemState():
-                self._backend.on_state(order)
+                self._backends.on_state(order)
+            case ModelsState():
+                self._backends.on_models(order)
+            case ModelAnswer():
+                self._backends.on_answer(order)
             case Drain():
-                self._backend.on_drain()
+                self._backends.on_drain()
             case Stop():
-                self._backend.on_stop(order)
+                self._backends.on_stop(order)
                 self._server.should_exit = True
                 asyncio.get_running_loop().call_later(STOP_TIME, self._server.abort_connections)
 

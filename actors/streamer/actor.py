@@ -358,6 +358,7 @@ class StreamerActor(Actor):
             case Generate():
                 self._generate(client, message)
             case Credit(refs=refs, counts=counts):
+                self._meter.told(message.ttfts)
                 for ref, count in zip(refs, counts, strict=False):
                     stream = self._streams.get(client.streams.get(ref, -1))
                     if stream is not None:
@@ -668,7 +669,7 @@ class StreamerActor(Actor):
             if reasons.get(rid) != "stop":
                 stream.push(token, now, logprobs.get(rid))
                 if rid in first:
-                    self._meter.begun(stream.timing(now))
+                    self._meter.begun(stream.timing(now), stream.lead)
                 if stream.stopped:
                     self._aborts.append(rid)
                     self._end(stream, "finished", "stop")
@@ -719,7 +720,7 @@ class StreamerActor(Actor):
         self._admission.ended(now)
         delta = (stream.ref, *stream.take()) if stream.has_rest else None
         end = stream.end(now, outcome, reason, code, message, retry_after, param)
-        self._meter.ended(stream.rid, end)
+        self._meter.ended(stream.rid, end, stream.lead or 0.0)
         client = self._clients.get(stream.client)
         if client is None:
             return

@@ -23,6 +23,7 @@ SECONDS = (
 LENGTHS = tuple(float(1 << power) for power in range(21))  # tokens
 SAMPLE_INTERVAL = 1.0  # seconds
 SAMPLES = 900  # kept
+MAX_TOLD = 1e5  # seconds, of what clients tell
 
 
 class Histogram:
@@ -88,6 +89,7 @@ class Meter:
         self._ttft = Histogram()
         self._itl = Histogram()
         self._duration = Histogram()
+        self._received = Histogram()
         self._prompt_lengths = Histogram(LENGTHS)
         self._answer_lengths = Histogram(LENGTHS)
         self._last_token: dict[int, float] = {}  # when each open stream's last token came
@@ -116,19 +118,27 @@ class Meter:
             self._itl.add_all(gaps)
         return first
 
-    def begun(self, timing: Timing) -> None:
-        """A stream has its first token."""
+    def begun(self, timing: Timing, lead: float | None = None) -> None:
+        """A stream has its first token. Its client had the request for `lead` seconds before we did, and will tell the
+        time to first token itself; None for a client that is the first to have it."""
         for histogram, seconds in (
             (self._tokenize, timing.tokenize),
             (self._queue, timing.queue),
             (self._prefill, timing.prefill),
-            (self._ttft, timing.ttft),
+            (self._ttft, timing.ttft if lead is None else -1.0),
+            (self._received, -1.0 if lead is None else lead),
         ):
             if seconds >= 0:
                 histogram.add(seconds)
 
-    def ended(self, rid: int, end: End) -> None:
-        """A stream has ended."""
+    def told(self, ttfts: Iterable[float]) -> None:
+        """Times to first token that clients have measured. What can't be one is left out."""
+        for seconds in ttfts:
+            if 0 <= seconds <= MAX_TOLD:
+                self._ttft.add(seconds)
+
+    def ended(self, rid: int, end: End, lead: float = 0.0) -> None:
+        """A stream has ended; `lead` as in `begun`."""
         self._last_token.pop(rid, None)
         self._count(end)
         usage = end.usage
@@ -136,7 +146,7 @@ class Meter:
         self._prompt_tokens += usage.prompt_tokens
         self._cached_tokens += usage.cached_tokens
         self._reasoning_tokens += usage.reasoning_tokens
-        self._duration.add(end.timing.total)
+        self._duration.add(end.timing.total + lead)
         if usage.prompt_tokens:
             self._prompt_lengths.add(usage.prompt_tokens)
         if end.outcome == "finished":
@@ -207,4 +217,5 @@ class Meter:
             self._duration.figures(),
             self._prompt_lengths.figures(),
             self._answer_lengths.figures(),
+            self._received.figures(),
         )

@@ -32,6 +32,7 @@ from protocol.messages import (
 
 WINDOW = 64  # deltas a client may have unacknowledged before its text is gathered here
 MAX_UNREAD = 1 << 20  # bytes gathered for a client that does not read; beyond it the stream ends
+MAX_LEAD = 600.0  # seconds that we believe
 
 
 # What one delta carries: text, ids, the number of tokens they stand for, log-probabilities, reasoning, tool calls.
@@ -82,6 +83,8 @@ class Stream:
         self.budget = 0
         self.turn = 0  # among the streams of all clients
         self.trace = RequestTrace(now) if request.trace else None
+        # Seconds that its client had the request before us, if it says so.
+        self.lead = min(max(now - request.received, 0.0), MAX_LEAD) if request.received >= 0 else None
         self._cache_salt = request.cache_salt
         self._cached_tokens = 0
         self._return_ids = request.return_ids
@@ -299,6 +302,7 @@ class Stream:
         """How it stands, for those that watch the server; `client` is the name of its client."""
         timing = self.timing(now)
         decoding = now - self._first
+        lead = self.lead or 0.0
         return LiveStream(
             self.rid,
             self.label,
@@ -308,8 +312,8 @@ class Stream:
             self._cached_tokens,
             len(self.tokens),
             self.budget,
-            timing.total,
-            timing.ttft,
+            timing.total + lead,
+            timing.ttft + lead if timing.ttft >= 0 else -1.0,
             round((len(self.tokens) - 1) / decoding, 2) if len(self.tokens) > 1 and decoding > 0 else 0.0,
         )
 

@@ -61,9 +61,16 @@ class Exchange(asyncio.Protocol):
 
     `on_data` gets the payload of each `data:` line as it arrives. `finished` resolves once the response is
     complete, or with the error that ended it early. After each piece it rests for `pause` seconds before the next.
+    `on_sending` is called right before the request is sent.
     """
 
-    def __init__(self, request: bytes, on_data: Callable[[bytes], None], pause: float = 0.0) -> None:
+    def __init__(
+        self,
+        request: bytes,
+        on_data: Callable[[bytes], None],
+        pause: float = 0.0,
+        on_sending: Callable[[], None] = lambda: None,
+    ) -> None:
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.status = 0
         self.headers: dict[str, str] = {}  # names in lower case
@@ -73,6 +80,7 @@ class Exchange(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._pause = pause
+        self._on_sending = on_sending
 
     def abort(self) -> None:
         """Close the connection at once, as a client does that vanishes."""
@@ -97,6 +105,7 @@ class Exchange(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._on_sending()
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -234,6 +243,8 @@ class HttpLoad:
         try:
             loop = asyncio.get_running_loop()
             make = partial(Exchange, request, on_data, pause)
+            if self.plan.connected:
+                make = partial(make, on_sending=outcome.begin)
             _, exchange = await loop.create_connection(make, self._host, self._port)
             self.open[ask.index] = exchange
             await exchange.finished

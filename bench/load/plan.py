@@ -19,7 +19,8 @@ class Plan(msgspec.Struct, frozen=True):
     `arrivals` other than closed (see `arrivals.py`) that of `streams`. With `turns` every so many requests in a row are
     one chat: each prompt is the one before, the answer, and new tokens. `aborts`, `vanish` and `slow` are the shares of
     clients that behave so (`manners.py`). With `record` the outcomes keep prompts and answers. Only requests with the
-    same `cache_salt` share prefixes.
+    same `cache_salt` share prefixes. With `connected` the clock of a request over HTTP begins when its connection
+    stands, as for clients that keep theirs; otherwise connecting counts.
     """
 
     via: str
@@ -42,6 +43,7 @@ class Plan(msgspec.Struct, frozen=True):
     slow: float = 0.0
     record: bool = False
     cache_salt: str = ""
+    connected: bool = False
 
     def __post_init__(self) -> None:
         if min(self.streams, self.requests, self.prompt_tokens, self.max_tokens, self.turns) < 1:

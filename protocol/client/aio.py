@@ -5,6 +5,7 @@ All state belongs to the event loop's thread; the connection's thread hands each
 
 import asyncio
 import itertools
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
@@ -58,12 +59,13 @@ class AsyncStream:
     buffered. Raises RequestRejected or RequestFailed from the iteration when the stream did not finish.
     """
 
-    def __init__(self, client: "AsyncClient", ref: int, label: str) -> None:
+    def __init__(self, client: "AsyncClient", ref: int, label: str, received: float = -1.0) -> None:
         self.ref = ref
         self.name = label or str(ref)
         self.tokens = 0  # that have come
         self.prompt_tokens: int | None = None
         self.end: End | None = None
+        self._unused_since = received  # until its first delta is used, if anybody wants to know
         self._client = client
         self._items: deque[Delta | End | CallboardError] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -76,7 +78,8 @@ class AsyncStream:
     async def __anext__(self) -> Delta:
         if self._unacknowledged:
             self._unacknowledged = False
-            self._client._grant(self.ref)
+            self._client._grant(self.ref, self._unused_since)
+            self._unused_since = -1.0
         if self._done:
             raise StopAsyncIteration
         while not self._items:
@@ -157,6 +160,7 @@ class AsyncClient:
         self._calls: dict[int, asyncio.Future[ServerMessage]] = {}
         self._refs = itertools.count(1)
         self._credits: dict[int, int] = {}
+        self._first_used: list[float] = []  # when the requests were received whose first deltas are used now
         self.on_lost: Callable[[CallboardError], None] | None = None
 
     @classmethod
@@ -241,16 +245,21 @@ class AsyncClient:
         prompt: str | None = None,
         messages: Messages | None = None,
         ids: Iterable[int] | None = None,
+        received: float = -1.0,
         **options: Any,
     ) -> list[AsyncStream]:
-        """Start `n` streams for one prompt, which is computed once; otherwise like `generate`."""
+        """Start `n` streams for one prompt, which is computed once; otherwise like `generate`.
+
+        A program that was asked itself says when it `received` that request, by `time.monotonic` on the server's
+        machine: the server then counts the time to first token from there until this program wants the second delta.
+        """
         refs = [next(self._refs) for _ in range(n)]
         options.setdefault("model", self._model)
         request = build_generate(
-            refs[0], prompt=prompt, messages=messages, ids=ids, options=options, more_refs=refs[1:]
+            refs[0], prompt=prompt, messages=messages, ids=ids, options=options, more_refs=refs[1:], received=received
         )
         self._connection.send(request)
-        streams = [AsyncStream(self, ref, request.label) for ref in refs]
+        streams = [AsyncStream(self, ref, request.label, received) for ref in refs]
         self._streams.update(zip(refs, streams, strict=True))
         return streams
 
@@ -365,15 +374,20 @@ class AsyncClient:
             raise RequestRejected(answer.code, answer.message, param=answer.param, retry_after=answer.retry_after)
         return answer
 
-    def _grant(self, ref: int) -> None:
+    def _grant(self, ref: int, unused_since: float) -> None:
         # Gathered over one turn of the loop: a step brings a delta for every stream.
         if not self._credits:
             self._loop.call_soon(self._send_credits)
         self._credits[ref] = self._credits.get(ref, 0) + 1
+        if unused_since >= 0:
+            self._first_used.append(unused_since)
 
     def _send_credits(self) -> None:
+        # A turn later, the loop has given the system what was written.
+        now = time.monotonic()
         credits, self._credits = self._credits, {}
-        self._send_if_connected(Credit(list(credits), list(credits.values())))
+        since, self._first_used = self._first_used, []
+        self._send_if_connected(Credit(list(credits), list(credits.values()), [now - moment for moment in since]))
 
     def _cancel(self, ref: int) -> None:
         self._send_if_connected(Cancel(ref))

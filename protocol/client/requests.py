@@ -40,6 +40,7 @@ def build_generate(
     ids: Iterable[int] | None,
     options: dict[str, Any],
     more_refs: list[int] | None = None,
+    received: float = -1.0,
 ) -> Generate:
     """Make the message of a `generate` call.
 
@@ -76,6 +77,7 @@ def build_generate(
         messages=messages,
         ids=None if ids is None else pack_ids(ids),
         more_refs=more_refs or [],
+        received=received,
         **options,
     )
 

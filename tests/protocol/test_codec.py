@@ -152,6 +152,8 @@ EXAMPLES = [
     (report_codec, m.CastUse(4, 2, 100, 1 << 30)),
     (model_order_codec, m.ModelOrder(1, "load", "demo", -1.0)),
     (model_answer_codec, m.ModelAnswer(1, "", "", [A_MODEL], "ipc:///x")),
+    (client_codec, m.Generate(1, m.SamplingParams(), ids=b"\1\0\0\0", received=12.5)),
+    (client_codec, m.Credit([1], [2], [0.25])),
 ]
 
 

@@ -26,6 +26,7 @@ def worker(shared_worker: HttpWorker) -> HttpWorker:
     """The module's worker with a streamer that behaves as by default."""
     shared_worker.streamer.on_generate = say_hello
     shared_worker.streamer.streams.clear()
+    shared_worker.streamer.ttfts.clear()
     return shared_worker
 
 

@@ -111,6 +111,7 @@ class FakeStreamer(FakeRouter):
         self.asked: list[AskFigures] = []
         self.cancelled_rids: list[int] = []
         self.charges: list[Charge] = []
+        self.ttfts: list[float] = []
         self.on_charge: Callable[[Charge], Done | CallFailed] = lambda charge: Done(charge.ref, 1)
         super().__init__(endpoint)
 
@@ -146,7 +147,8 @@ class FakeStreamer(FakeRouter):
                         stream.cancelled = True
                         if self.cancels_are_answered:
                             stream.end(End(ref, "cancelled"))
-            case Credit(refs=refs, counts=counts):
+            case Credit(refs=refs, counts=counts, ttfts=ttfts):
+                self.ttfts += ttfts
                 for ref, count in zip(refs, counts, strict=True):
                     for stream in self._streams_of(identity, [ref]):
                         stream.credit += count

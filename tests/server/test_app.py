@@ -12,6 +12,7 @@ import protocol.errors
 from protocol.messages import Stop
 from server.app import make_app
 from server.backend import STALE_AFTER, Backend
+from server.backends import Backends
 from server.errors import ApiError, from_client_error
 from server.options import HttpOptions
 from server.schemas import HealthEngine, HealthPrefixCache
@@ -24,9 +25,9 @@ class ConnectedBackend(Backend):
         return object()
 
 
-def request(backend: Backend, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
+def request(backends: Backends, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
     async def send() -> httpx.Response:
-        app = make_app(backend, HttpOptions(model_name="tiny", **options))
+        app = make_app(backends, HttpOptions(model_name="tiny", **options))
 
         async def with_state(scope: Any, receive: Any, send: Any) -> None:
             scope["state"] = {"abort": lambda: None}
@@ -42,15 +43,16 @@ def request(backend: Backend, method: str, path: str, body: Any = None, **option
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_fault_of_ours_shows_no_details(stream: bool, capsys: pytest.CaptureFixture[str]) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
-    backend = ConnectedBackend("tiny", "http-0.1")
-    response = request(backend, "POST", "/v1/chat/completions", body, allow_origins=["*"])
+    backends = Backends(["tiny"], "http-0.1")
+    backends.first = ConnectedBackend("tiny", "http-0.1")
+    response = request(backends, "POST", "/v1/chat/completions", body, allow_origins=["*"])
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal_error"
     assert "object" not in response.text.replace('"object"', "")
     assert response.headers["x-request-id"]
     assert response.headers["access-control-allow-origin"] == "*"
     assert "AttributeError" in capsys.readouterr().out
-    assert backend.in_work == 0
+    assert backends.in_work == 0
 
 
 def test_every_code_of_the_protocol_has_a_place() -> None:
@@ -67,9 +69,9 @@ def test_every_code_of_the_protocol_has_a_place() -> None:
 
 
 def test_health_follows_the_supervisor() -> None:
-    backend = Backend("tiny", "http-0.1")
-    assert backend.status == "loading"
-    body = request(backend, "GET", "/health").json()
+    backends = Backends(["tiny"], "http-0.1")
+    assert backends.status == "loading"
+    body = request(backends, "GET", "/health").json()
     assert body == {
         "status": "loading",
         "model": "tiny",
@@ -96,11 +98,12 @@ def test_states_refuse_with_their_codes() -> None:
         assert caught.value.status == 503
         return caught.value.code
 
-    backend = Backend("tiny", "http-0.1")
+    backends = Backends(["tiny"], "http-0.1")
+    backend = backends.first
     assert code(backend) == "loading"
     backend.on_state(system_state("failed", streamer_state="dead", message="the engine was killed"))
     assert code(backend) == "server_stopped"
-    assert "the engine was killed" in request(backend, "GET", "/health").json()["message"]
+    assert "the engine was killed" in request(backends, "GET", "/health").json()["message"]
     backend.on_state(system_state("draining", streamer_state="dead"))
     assert code(backend) == "draining"
     drained = Backend("tiny", "http-0.1")

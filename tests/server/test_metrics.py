@@ -12,9 +12,9 @@ from http_worker import HttpWorker, chat
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.figures import Counts, Histogram
-from protocol.messages import ActorState, EngineStats, Figures, PrefixStats, SystemState
+from protocol.messages import ActorState, EngineStats, Figures, ModelsState, ModelState, PrefixStats, SystemState
 from server.metric_families import COUNTER, HISTOGRAM, exposition
-from server.metrics import METRICS, families
+from server.metrics import METRICS, families, model_values, process_values, values_of
 from server.metrics_vllm import vllm_families
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def samples(text: str) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def shown(figures: Figures | None = FIGURES) -> str:
-    return exposition(families(STATE, figures, True, "tiny")).decode()
+    return exposition(families([{("tiny",): values_of(STATE, figures, True)}])).decode()
 
 
 def test_what_was_counted_is_shown():
@@ -72,8 +72,30 @@ def test_without_the_streamer_the_others_are_still_shown():
     assert "callboard_requests_total" not in found
 
 
+def several() -> str:
+    """What a house of two models shows, one of which is loaded."""
+    loaded = {("tiny",): values_of(STATE, FIGURES, True)}
+    own = {("",): process_values(STATE, True)}
+    held = [ModelState("tiny", "ready", loads=2, memory=7, pinned=True), ModelState("other", "waiting", claim=5)]
+    return exposition(families([loaded, own, model_values(ModelsState(held, 9))])).decode()
+
+
+def test_several_models_have_figures_each():
+    text = several()
+    assert text.count("# TYPE callboard_up gauge") == 1
+    assert 'callboard_up{model="tiny"} 1.0' in text
+    assert 'callboard_up{model=""} 1.0' in text
+    assert 'callboard_model_state{model="other",state="waiting"} 1.0' in text
+    assert 'callboard_model_state{model="tiny",state="waiting"} 0.0' in text
+    assert 'callboard_model_loads_total{model="tiny"} 2.0' in text
+    assert 'callboard_models_budget_bytes{model=""} 9.0' in text
+    assert text.count("callboard_generated_tokens_total{") == 1
+    vllm = exposition(vllm_families({"tiny": FIGURES, "other": FIGURES})).decode()
+    assert vllm.count("vllm:generation_tokens_total{") == 2
+
+
 def test_vllms_names():
-    found = samples(exposition(vllm_families(FIGURES, "tiny")).decode())
+    found = samples(exposition(vllm_families({"tiny": FIGURES})).decode())
     assert found["vllm:request_success_total"] == {("stop",): 4, ("abort",): 1}
     assert found["vllm:num_requests_running"] == {(): 3}
     assert found["vllm:prefix_cache_hits_total"] == {(): 40}
@@ -119,7 +141,7 @@ def test_examples_use_metrics_that_exist(path: Path):
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
 def test_promtool_finds_nothing():
-    for text in (shown(), exposition(vllm_families(FIGURES, "tiny")).decode()):
+    for text in (shown(), several(), exposition(vllm_families({"tiny": FIGURES, "other": FIGURES})).decode()):
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
         lines = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("vllm:")]
         assert lines == []

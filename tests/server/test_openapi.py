@@ -4,7 +4,7 @@ from openapi_spec_validator import validate
 from starlette.routing import Route
 
 from server.app import make_app
-from server.backend import Backend
+from server.backends import Backends
 from server.openapi import document
 from server.options import HttpOptions
 
@@ -14,7 +14,7 @@ def test_it_is_a_valid_description():
 
 
 def test_it_describes_every_route_and_nothing_else():
-    app = make_app(Backend("tiny", "test"), HttpOptions(model_name="tiny"))
+    app = make_app(Backends(["tiny"], "test"), HttpOptions(model_name="tiny"))
     served = set()
     for route in app.routes:
         assert isinstance(route, Route)

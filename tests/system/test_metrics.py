@@ -7,14 +7,18 @@ from bench.harness import RunningServer
 from protocol import Client
 
 NAMES = ("callboard_generated_tokens_total", "callboard_prompt_tokens_total", "callboard_itl_seconds_count")
+FIRST = (
+    *(f"callboard_{name}_seconds_{end}" for name in ("ttft", "received") for end in ("count", "sum")),
+    *(f"callboard_{name}_seconds_sum" for name in ("tokenize", "queue", "prefill")),
+)
 
 
 def figures(server: RunningServer) -> dict[str, float]:
-    """The sums of `NAMES`, and finished requests; each request may go to another worker."""
-    found: dict[str, float] = dict.fromkeys((*NAMES, "finished"), 0)
+    """The sums of `NAMES` and `FIRST`, and finished requests; each request may go to another worker."""
+    found: dict[str, float] = dict.fromkeys((*NAMES, *FIRST, "finished"), 0)
     for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics", trust_env=False).text):
         for sample in family.samples:
-            if sample.name in NAMES:
+            if sample.name in NAMES or sample.name in FIRST:
                 found[sample.name] = sample.value
             if sample.name == "callboard_requests_total" and sample.labels["outcome"] == "finished":
                 found["finished"] += sample.value
@@ -33,6 +37,18 @@ def test_figures_agree_with_what_clients_got(server: RunningServer, client: Clie
         assert after[NAMES[0]] - before[NAMES[0]] == sum(usage.completion_tokens for usage in usages) == 96
         assert after[NAMES[1]] - before[NAMES[1]] == sum(usage.prompt_tokens for usage in usages)
         assert after[NAMES[2]] - before[NAMES[2]] == 8 * 11
+
+
+def test_http_requests_are_timed_from_their_arrival(server: RunningServer):
+    body = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
+    before = figures(server)
+    for stream in (True, False):
+        httpx.post(f"{server.url}/v1/completions", json=body | {"stream": stream}, trust_env=False).raise_for_status()
+    after = figures(server)
+    grown = {name: after[name] - before[name] for name in FIRST}
+    assert grown[FIRST[0]] == grown[FIRST[2]] == 2
+    inside = sum(grown[f"callboard_{part}_seconds_sum"] for part in ("tokenize", "queue", "prefill"))
+    assert grown[FIRST[1]] > inside + grown[FIRST[3]]
 
 
 def test_processes_are_watched(server: RunningServer):

@@ -1,5 +1,6 @@
 """What the streamer counts: histograms, samples over time, and the figures of a real streamer."""
 
+import math
 from array import array
 
 import pytest
@@ -7,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.streamer.meter import SAMPLE_INTERVAL, SECONDS, Histogram, Meter
-from protocol.messages import End, EngineStats, Timing, Usage
+from actors.streamer.stream import MAX_LEAD, Stream
+from protocol.messages import End, EngineStats, Generate, SamplingParams, Timing, Usage
 
 seconds = st.floats(0, 2000, allow_nan=False)
 
@@ -46,6 +48,17 @@ def test_ends_and_refusals_are_counted_by_outcome():
     assert (counts.prompt_tokens, counts.cached_tokens, counts.reasoning_tokens) == (10, 8, 1)
     assert (counts.duration.total, counts.answer_lengths.total) == (2.0, 4.0)
     assert meter.step([1], 9.0) == {1}  # nothing is remembered of a stream that has ended
+
+
+def test_clients_that_were_asked_themselves_tell_the_time_to_first_token():
+    meter = Meter(0.0)
+    meter.begun(Timing(ttft=0.4))
+    meter.begun(Timing(ttft=0.4), lead=0.25)
+    meter.told([0.75, -1.0, float("nan"), float("inf")])
+    meter.ended(1, End(1, "finished", "stop", timing=Timing(total=2.0)), lead=0.25)
+    counts = meter.counts(0, 0)
+    assert (counts.ttft.count, counts.ttft.total) == (2, pytest.approx(1.15))
+    assert (counts.received.total, counts.duration.total) == (0.25, 2.25)
 
 
 def test_samples_hold_what_came_since_the_one_before():
@@ -91,3 +104,13 @@ def test_a_streamer_tells_its_figures_and_ends_a_stream_by_its_number(rig):
     assert stream.end is not None
     assert stream.end.outcome == "cancelled"
     assert client.figures().counts.requests == {"cancelled cancelled": 1}
+
+
+@pytest.mark.parametrize(
+    ("received", "lead"), [(9.0, 1.0), (-1.0, None), (11.0, 0.0), (-math.inf, None), (math.nan, None)]
+)
+def test_what_a_client_says_of_the_time_before_is_bounded(received: float, lead: float | None):
+    request = Generate(1, SamplingParams(), ids=b"", received=received)
+    assert Stream(1, b"", request, SamplingParams(), deadline=99.0, now=10.0).lead == lead
+    late = Stream(1, b"", Generate(1, SamplingParams(), received=0.0), SamplingParams(), deadline=1e9, now=1e6)
+    assert late.lead == MAX_LEAD

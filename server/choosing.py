@@ -1,0 +1,76 @@
+"""`Chooser`: finds the model that a request is for, and waits with its client until that serves. On the event loop."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from starlette.types import Receive
+
+from protocol.errors import DRAINING, LOADING, SERVER_LOST, SERVER_STOPPED, CallboardError
+from server.backend import Backend
+from server.backends import Backends
+from server.errors import ApiError
+from server.request_body import ClientGone
+from server.request_log import RequestRecord
+
+TRIES = 4  # a request may meet a model that is being unloaded so often, before it fails
+_LEAVING = (DRAINING, LOADING, SERVER_LOST, SERVER_STOPPED)
+
+
+class Chooser:
+    """For one request: call it with the name that the request has."""
+
+    def __init__(self, backends: Backends, record: RequestRecord, receive: Receive) -> None:
+        self._backends = backends
+        self._record = record
+        self._receive = receive
+        self._keep_alive: float | None = None
+        self._backend: Backend | None = None
+        self._tries = 0
+
+    async def __call__(self, asked: str | None, keep_alive: float | None = None) -> Backend:
+        """The model, which can be asked now. Raises ApiError, ClientGone.
+
+        `keep_alive` is told when the request is over (`close`): how long the model may stay without streams.
+        """
+        backend = self._backends.find(asked)
+        self._backend, self._keep_alive = backend, keep_alive
+        self._tries += 1
+        client = self._backends.at_once(backend)
+        if client is None:
+            client = await _unless_gone(self._receive, self._backends.wait(backend))
+        if self._record.charge is not None:
+            charge, self._record.charge = self._record.charge, None
+            await charge(client)
+        return backend
+
+    def may_try_again(self, error: ApiError | CallboardError) -> bool:
+        """Whether a request that failed has only met a model on its way out, so that nothing of it had begun."""
+        begun = any(stream.prompt_tokens is not None for stream in self._record.streams)
+        return self._backends.house is not None and error.code in _LEAVING and not begun and self._tries < TRIES
+
+    def close(self) -> None:
+        """The request is over."""
+        if self._backend is not None and self._keep_alive is not None:
+            self._backends.keep(self._backend, self._keep_alive)
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
+    """What `work` gives. Raises ClientGone as soon as the client leaves."""
+
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, listener = asyncio.ensure_future(work), asyncio.ensure_future(listen())
+    try:
+        await asyncio.wait((working, listener), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        listener.cancel()
+        working.cancel()
+
+
+Choose = Callable[..., Coroutine[Any, Any, Backend]]
