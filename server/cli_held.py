@@ -5,9 +5,9 @@ import sys
 import time
 from typing import Any
 
-from protocol.client.locate import ask_house
 from rich.table import Table
 
+from protocol.client.locate import ask_house
 from protocol.endpoints import ServerRecord, find_server
 from protocol.errors import CallboardError
 from protocol.messages import ModelOrder, ModelState

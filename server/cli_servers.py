@@ -36,7 +36,8 @@ def load_of(record: ServerRecord) -> ServerLoad:
     try:
         models = held_models(record)
         endpoints = [held.endpoint for held in models if held.endpoint] if record.models else [record.endpoint]
-        counts = tuple(map(sum, zip((0, 0, 0), *map(_counts, endpoints), strict=True)))
+        found = [_counts(endpoint) for endpoint in endpoints]
+        counts = sum(one[0] for one in found), sum(one[1] for one in found), sum(one[2] for one in found)
     except CallboardError:
         pass
     try:

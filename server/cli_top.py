@@ -126,7 +126,7 @@ def screen(
     )
     return Group(
         head,
-        *([models_table([*models]), ""] if models else []),
+        *((models_table([*models]), Text()) if models else ()),
         Columns([_load(figures, samples), _prefix(figures)], padding=(0, 2)),
         _plots(samples),
         _actors(server, state.get("actors", [])),

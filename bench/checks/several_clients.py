@@ -10,12 +10,12 @@ from typing import Any
 
 import ollama
 import openai
-from protocol.client.locate import ask_house
 
 from bench.checks.clients import ASK, anthropic_client, openai_client, run_script
 from bench.checks.report import Report
 from bench.harness import RunningServer
 from protocol import Client
+from protocol.client.locate import ask_house
 from protocol.messages import ModelOrder
 
 TOKENS = 12
