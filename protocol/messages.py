@@ -774,7 +774,8 @@ class StartFailed(Struct, frozen=True, array_like=True, tag=81):
 
 class Alive(Struct, frozen=True, array_like=True, tag=82):
     """Answer of an actor's main loop to `Probe`. `streams` counts open streams (streamer, HTTP worker), `http` the
-    requests an HTTP worker has answered, by `METHOD PATH STATUS`."""
+    requests an HTTP worker has answered, by `METHOD PATH STATUS`. `ended` counts the streamer's streams and calls that
+    are over."""
 
     role: str
     index: int
@@ -783,6 +784,7 @@ class Alive(Struct, frozen=True, array_like=True, tag=82):
     streams: int = 0
     stats: EngineStats | None = None
     http: dict[str, int] = {}
+    ended: int = 0
 
 
 class Probe(Struct, frozen=True, array_like=True, tag=83):
@@ -915,8 +917,8 @@ class CastUse(Struct, frozen=True, array_like=True, tag=90):
 
 class ModelOrder(Struct, frozen=True, array_like=True, tag=91):
     """Asks the house of several models: list, load, unload, pin or unpin `model` (a name or an alias; "" is the first
-    one). `rid` is the asker's own number. load is answered once the model is ready, unload once it is gone.
-    `keep_alive` as in `WantModel`."""
+    one), or restart its engine ("": those of all). `rid` is the asker's own number. load is answered once the model is
+    ready, unload once it is gone, restart once there are new engines. `keep_alive` as in `WantModel`."""
 
     rid: int
     action: str

@@ -207,6 +207,9 @@ class StreamerActor(Actor):
     def open_streams(self) -> int:
         return len(self._streams) + len(self._pools)
 
+    def ended_streams(self) -> int:
+        return self._meter.over
+
     def wait_ms(self) -> float | None:
         return max(0.0, (self._next_tick - time.monotonic()) * 1000)
 
@@ -422,7 +425,7 @@ class StreamerActor(Actor):
             code, message, param = refusal
             retry = self._admission.retry_after(now) if code in (errors.QUEUE_FULL, errors.LOADING) else 0.0
             if code == errors.DRAINING:
-                retry = max(1.0, self.config.drain_timeout)
+                retry = 1.0 if self.config.house else max(1.0, self.config.drain_timeout)
             for ref in refs:
                 end = End(ref, "rejected", code=code, message=message, retry_after=retry, param=param)
                 self._meter.refused(end)
