@@ -19,6 +19,7 @@ def models(report: Report, server: RunningServer, key: str, pictures: Path | Non
         page.driver.execute_script("sessionStorage.setItem('callboard-key', arguments[0])", key)
         page.open(f"{server.url}/admin?again")
         report.expect(page.wait(lambda: page.text("#status") == "ok"), "the page opens", page.text("#status"))
+        page.faults()  # the refusal of the first look, without the key
         _rows(report, page)
         _buttons(report, server, page)
         _choice(report, server, page)
