@@ -322,6 +322,7 @@ class EngineActor(Actor):
             pooled=list(outcome.pooled.values()),
             unread=unread,
             traces=self._traces.take(outcome.rids, time.monotonic(), stats),
+            admitted_at=outcome.admitted_at,
         )
         try:
             self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)
