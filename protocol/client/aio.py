@@ -16,11 +16,13 @@ from protocol.client.locate import LOAD_WAIT, Locator
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
 from protocol.client.results import AT_ONCE, Batch, Prompt, Result, StreamStats, whole
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
+from protocol.figures import PrefixTree
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
 from protocol.keys import ClientKeys, client_keys_for
 from protocol.messages import (
     Accepted,
     AskFigures,
+    AskPrefixes,
     CallFailed,
     Cancel,
     CancelLabel,
@@ -42,6 +44,7 @@ from protocol.messages import (
     ListModels,
     ModelCard,
     Models,
+    Prefixes,
     Quota,
     Rank,
     Ranked,
@@ -305,6 +308,12 @@ class AsyncClient:
         assert isinstance(answer, Figures)
         return answer
 
+    async def prefixes(self) -> PrefixTree:
+        """The prefixes that are kept, as a tree. Raises RequestRejected while there is no engine."""
+        answer = await self._call(AskPrefixes(next(self._refs)))
+        assert isinstance(answer, Prefixes)
+        return answer.tree
+
     async def cancel_stream(self, rid: int) -> bool:
         """End the stream that `figures` shows as `rid`; returns whether there was one."""
         answer = await self._call(CancelStream(next(self._refs), rid))
@@ -420,6 +429,7 @@ class AsyncClient:
                 | Embedded()
                 | Ranked()
                 | Figures()
+                | Prefixes()
             ):
                 future = self._calls.get(message.ref)
                 if future is not None and not future.done():

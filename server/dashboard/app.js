@@ -1,12 +1,14 @@
-// The page: asks the server once a second how it stands and shows it. The chat is in chat.js, plots in charts.js.
+// The page: asks the server once a second how it stands and shows it. The chat is in chat.js, plots in charts.js, the
+// prefixes in prefixes.js.
 
 import { startChat } from "/admin/chat.js";
 import { Chart } from "/admin/charts.js";
+import { PrefixView } from "/admin/prefixes.js";
 import { NeedsKey, post, request, setKey } from "/admin/server.js";
 import { count, percent, size, span } from "/admin/words.js";
 
 const INTERVAL = 1000, KEPT_LINES = 1500, SHOWN_STREAMS = 200;
-const VIEWS = ["overview", "streams", "chat", "log"];
+const VIEWS = ["overview", "streams", "prefixes", "chat", "log"];
 const PHASES = { running: "green", prefilling: "yellow", waiting: "blue", tokenizing: "dim" };
 const at = (id) => document.getElementById(id);
 const page = { samples: [], logOffset: 0, lines: [], minutes: 5, level: "all", paused: false, state: null, view: "overview" };
@@ -51,6 +53,7 @@ async function look() {
   if (state.log) { page.logOffset = state.log.offset; addLines(state.log.lines); }
   page.state = state;
   show(state);
+  if (page.view === "prefixes") { await prefixes.look(); prefixes.showTiers(tiers(state.prefix)); }
 }
 
 async function turn() {
@@ -132,19 +135,24 @@ function showOverview(state) {
     return card;
   }));
   at("hits").textContent = `${percent(hits / Math.max(hits + prefix.computed_tokens, 1))} of ${count(hits + prefix.computed_tokens)} tokens found`;
-  at("prefix").replaceChildren(
-    meter("Memory", `${size(prefix.memory_bytes)} of ${size(prefix.memory_limit)} · ${prefix.memory_blocks} blocks`, [[prefix.memory_bytes / Math.max(prefix.memory_limit, 1), "violet"]]),
-    meter("SSD", prefix.ssd_limit ? `${size(prefix.ssd_bytes)} of ${size(prefix.ssd_limit)}` : "off", [[prefix.ssd_bytes / Math.max(prefix.ssd_limit, 1), "blue"]]),
-    meter("Prompt tokens", `${count(prefix.memory_tokens)} memory · ${count(prefix.ssd_tokens)} SSD · ${count(prefix.computed_tokens)} computed`,
-      [[prefix.memory_tokens, "violet"], [prefix.ssd_tokens, "blue"], [prefix.computed_tokens, "line"]].map(([value, color]) => [value / Math.max(hits + prefix.computed_tokens, 1), color])),
-    meter("Waiting to be written", size(prefix.queued_bytes) + (prefix.faults ? ` · ${prefix.faults} faults` : ""), []),
-  );
+  at("prefix").replaceChildren(...tiers(prefix));
   const parts = [["model", state.engine.in_model, "violet"], ["Python", state.engine.in_python, "yellow"], ["sockets", state.engine.in_sockets, "blue"]];
   const sum = parts.reduce((total, part) => total + part[1], 0) || 1;
   at("engine-time").replaceChildren(
     meter("Steps", `${count(state.engine.step)} · ${size(state.engine.memory)} in MLX`, parts.map(([, value, color]) => [value / sum, color])),
     meter("", parts.map(([name, value]) => `${name} ${percent(value / sum)}`).join(" · "), null),
   );
+}
+
+function tiers(prefix) {
+  const sum = Math.max(prefix.memory_tokens + prefix.ssd_tokens + prefix.computed_tokens, 1);
+  return [
+    meter("Memory", `${size(prefix.memory_bytes)} of ${size(prefix.memory_limit)} · ${prefix.memory_blocks} blocks`, [[prefix.memory_bytes / Math.max(prefix.memory_limit, 1), "violet"]]),
+    meter("SSD", prefix.ssd_limit ? `${size(prefix.ssd_bytes)} of ${size(prefix.ssd_limit)}` : "off", [[prefix.ssd_bytes / Math.max(prefix.ssd_limit, 1), "blue"]]),
+    meter("Prompt tokens", `${count(prefix.memory_tokens)} memory · ${count(prefix.ssd_tokens)} SSD · ${count(prefix.computed_tokens)} computed`,
+      [[prefix.memory_tokens, "violet"], [prefix.ssd_tokens, "blue"], [prefix.computed_tokens, "line"]].map(([value, color]) => [value / sum, color])),
+    meter("Waiting to be written", size(prefix.queued_bytes) + (prefix.faults ? ` · ${prefix.faults} faults` : ""), []),
+  ];
 }
 
 function meter(name, text, parts) {
@@ -246,6 +254,8 @@ function confirmed(text) {
   return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "yes"), { once: true }));
 }
 
+const prefixes = new PrefixView();
+
 // The log.
 
 const ANSI = /\u001b\[[0-9;]*m/g;
@@ -300,6 +310,7 @@ function choose(attribute, then) {
 }
 
 choose("minutes", (minutes) => { page.minutes = Number(minutes); if (page.state) showOverview(page.state); });
+choose("tier", (tier) => prefixes.only(tier));
 choose("level", (level) => { page.level = level; showLines(); });
 
 function toView() {
