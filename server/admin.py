@@ -99,7 +99,7 @@ class Admin:
         prefix: PrefixStats = engine.prefix
         known = [system] if backends.house is None else [backends.system, system]
         actors = [*known[0].actors, *(actor for each in known[1:] for actor in each.actors)]
-        own = [each.supervisor for each in known if each.supervisor is not None]
+        own = [known[0].supervisor] if known[0].supervisor is not None else []
         card = backend.card
         now = time.time()
         return {
