@@ -1,7 +1,7 @@
 """Entry of every actor process: `python -P -m actors ROLE --run DIR --index I --epoch E --lifeline FD`.
 
-Started by the supervisor only. Signals are the supervisor's business, so children ignore them; a child ends
-by a `Stop` order, by SIGKILL, or with its lifeline.
+Started by the supervisor only, and the casts of several models, which have `--house DIR` too, by the house. Signals are
+the supervisor's business, so children ignore them; a child ends by a `Stop` order, by SIGKILL, or with its lifeline.
 """
 
 import argparse
@@ -43,8 +43,9 @@ def make_actor(incarnation: Incarnation, config: CastConfig, control: ControlCha
 def main() -> int:
     """Run one actor. Exit code 0 after a `Stop` order, 1 after a failure."""
     parser = argparse.ArgumentParser(prog="python -m actors", description=__doc__)
-    parser.add_argument("role", choices=ROLES)
+    parser.add_argument("role", choices=(*ROLES, "cast"))
     parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--house", type=Path)
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--epoch", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
@@ -53,6 +54,10 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     hold_lifeline(args.lifeline)
+    if args.role == "cast":
+        from actors.cast import run_cast
+
+        return run_cast(args)
     me = Incarnation(args.run, args.role, args.index, args.epoch)
     control = ControlChannel(zmq.Context.instance(), me.run_dir, me.role, me.index, me.epoch)
     log = structlog.get_logger()

@@ -102,6 +102,10 @@ class Actor:
         """Streams that are not ended yet (for draining)."""
         return 0
 
+    def ended_streams(self) -> int:
+        """Streams and calls that are over, since the start."""
+        return 0
+
     def stats(self) -> EngineStats | None:
         """The engine's load; None for other actors."""
         return None
@@ -164,10 +168,8 @@ class Actor:
     def _obey(self, order: SupervisorOrder) -> None:
         match order:
             case Probe(seq=seq):
-                me = self.me
-                self.control.report(
-                    Alive(me.role, me.index, me.epoch, seq, streams=self.open_streams(), stats=self.stats())
-                )
+                me, streams, ended = self.me, self.open_streams(), self.ended_streams()
+                self.control.report(Alive(me.role, me.index, me.epoch, seq, streams, self.stats(), ended=ended))
             case SystemState():
                 self.on_system(order)
             case Drain():

@@ -87,6 +87,10 @@ class Child:
         lines = [line for line in self._tail if line and not line.startswith("{")]
         return lines[-1] if lines else ""
 
+    def signal(self, number: int) -> None:
+        """Send it a signal. Nothing happens when it has ended."""
+        self._process.send_signal(number)
+
     def end(self) -> None:
         """End it by force without waiting for it; `exit_code` reaps it."""
         self._process.kill()

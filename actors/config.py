@@ -16,7 +16,7 @@ class CastConfig(msgspec.Struct, frozen=True):
     `cache_memory_percent`, a part of 1, is of the memory that is free once the model is loaded. Without
     `ssd_cache_dir` no prefix is kept on the SSD. `adapters` are folders of LoRA adapters, by the names that clients
     choose them by; `max_loras` of them are in memory at once. Streamer and engine look for messages without sleeping
-    for `busy_poll` seconds after the last one.
+    for `busy_poll` seconds after the last one. In a `house` of several models the cast comes and goes.
     """
 
     model_path: str
@@ -57,6 +57,7 @@ class CastConfig(msgspec.Struct, frozen=True):
     blas_threads: int | None = None
     trust_remote_code: bool = False
     log_level: str = "info"
+    house: bool = False
 
     @property
     def max_waiting(self) -> int:

@@ -90,6 +90,20 @@ class RunDirectory:
             lock.close()
 
 
+class PartDirectory(RunDirectory):
+    """A folder in another instance's run directory, without name or locks of its own: where a cast of a house is."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "", [])
+
+    def publish(self, record: ServerRecord) -> None:
+        """Nothing: the house is what clients find."""
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
 def sweep(root: Path) -> None:
     """Remove what dead instances left: directories, records and name locks whose lock is free."""
     for path in root.iterdir():

@@ -58,6 +58,7 @@ class Slot:
     suspects: bool = False
     broken: str = ""
     streams: int = 0
+    ended: int = 0
     answered: int = 0
     failures: int = 0
     young: int = 0
@@ -95,14 +96,22 @@ class Supervision:
     """The slots of one instance and the rules about them."""
 
     def __init__(
-        self, tokenizers: int, http_workers: int, start_timeout: float, hang_timeout: float | None = None
+        self,
+        tokenizers: int,
+        http_workers: int,
+        start_timeout: float,
+        hang_timeout: float | None = None,
+        *,
+        cast: bool = True,
     ) -> None:
-        self.slots = [
-            *(Slot("http", i, f"http{i}") for i in range(http_workers)),
-            Slot("streamer", 0, "streamer"),
-            *(Slot("tokenizer", i, f"tokenizer{i}") for i in range(tokenizers)),
-            Slot("engine", 0, "engine"),
-        ]
+        """Without a `cast` there are HTTP workers alone."""
+        self.slots = [Slot("http", i, f"http{i}") for i in range(http_workers)]
+        if cast:
+            self.slots += [
+                Slot("streamer", 0, "streamer"),
+                *(Slot("tokenizer", i, f"tokenizer{i}") for i in range(tokenizers)),
+                Slot("engine", 0, "engine"),
+            ]
         self.start_timeout = start_timeout
         self.card: ModelCard | None = None
         self.engine = EngineStats()
@@ -155,7 +164,8 @@ class Supervision:
         if report.stats is not None and slot.state == "ready":
             self._steps.answered(report.stats, slot.asked, now)
             self.engine = report.stats
-        slot.asked, slot.streams, slot.answered, slot.http = 0.0, report.streams, report.seq, report.http
+        slot.asked, slot.answered = 0.0, report.seq
+        slot.streams, slot.ended, slot.http = report.streams, report.ended, report.http
 
     def used(self, report: EngineUse) -> None:
         """The streamer says what an engine incarnation was given, or has completed."""

@@ -74,7 +74,8 @@ def ipc_endpoint(run_dir: Path, what: str) -> str:
     return f"ipc://{path}"
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether there is a process `pid`."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -92,7 +93,7 @@ def running_servers() -> list[ServerRecord]:
             record = msgspec.convert(json.loads(path.read_bytes()), ServerRecord)
         except (OSError, ValueError, msgspec.ValidationError):
             continue
-        if _alive(record.pid):
+        if is_alive(record.pid):
             found.append(record)
     return found
 

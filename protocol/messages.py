@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from protocol.figures import Counts, LiveStream, Sample
+from protocol.figures import Counts, LiveStream, PrefixTree, Sample
 from protocol.ids import unpack_floats, unpack_ids
 
 PROTOCOL_VERSION = 1
@@ -351,6 +351,13 @@ class Rank(Struct, frozen=True, array_like=True, tag=14):
     instruction: str = ""
 
 
+class AskPrefixes(Struct, frozen=True, array_like=True, tag=15):
+    """Ask which prefixes are kept. Answered by `Prefixes`, which may be some seconds old, or by `CallFailed` while
+    there is no engine."""
+
+    ref: int
+
+
 class AskFigures(Struct, frozen=True, array_like=True, tag=17):
     """Ask what the streamer counts: `streams` of the open streams at most, and the samples after `since` (Unix seconds;
     None asks for no samples). Answered by `Figures`."""
@@ -526,6 +533,13 @@ class Ranked(Struct, frozen=True, array_like=True, tag=33):
     counts: list[int]
 
 
+class Prefixes(Struct, frozen=True, array_like=True, tag=38):
+    """Answer to `AskPrefixes`."""
+
+    ref: int
+    tree: PrefixTree
+
+
 class Figures(Struct, frozen=True, array_like=True, tag=37):
     """Answer to `AskFigures`. `phases` counts the open streams; `engine` is of the last step."""
 
@@ -647,6 +661,13 @@ class Abort(Struct, frozen=True, array_like=True, tag=62):
     rids: list[int]
 
 
+class TellPrefixes(Struct, frozen=True, array_like=True, tag=64):
+    """Somebody looks on: the next `Step`, which may be for nothing else, is to bring the prefix blocks."""
+
+    epoch: int
+    streamer: int
+
+
 class PrefixStats(Struct, frozen=True, array_like=True):
     """The prefix cache of an engine. Sums since the start: prompt tokens found in memory and on the SSD, and those that
     had to be computed; seconds that committing and restoring blocks took of the engine's thread.
@@ -705,7 +726,7 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     row's token in `logprobs`, and the most probable ones in `top_ids` (uint32-LE) and `top_logprobs` (float32-LE),
     the most probable first. `cached_tokens[i]` tokens of the prompt of `cached_rids[i]` were not computed but found.
     `pooled` (float32-LE) are the results of rows `pooled_rids`, which end with them. `unread`: a command of this
-    streamer could not be read.
+    streamer could not be read. `prefixes` answers `TellPrefixes`.
     """
 
     epoch: int
@@ -727,6 +748,7 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     pooled: list[bytes] = []
     unread: bool = False
     traces: list[EngineTrace] = []
+    prefixes: PrefixTree | None = None
     admitted_at: float = -1.0
 
 
@@ -755,7 +777,8 @@ class StartFailed(Struct, frozen=True, array_like=True, tag=81):
 
 class Alive(Struct, frozen=True, array_like=True, tag=82):
     """Answer of an actor's main loop to `Probe`. `streams` counts open streams (streamer, HTTP worker), `http` the
-    requests an HTTP worker has answered, by `METHOD PATH STATUS`."""
+    requests an HTTP worker has answered, by `METHOD PATH STATUS`. `ended` counts the streamer's streams and calls that
+    are over."""
 
     role: str
     index: int
@@ -764,6 +787,7 @@ class Alive(Struct, frozen=True, array_like=True, tag=82):
     streams: int = 0
     stats: EngineStats | None = None
     http: dict[str, int] = {}
+    ended: int = 0
 
 
 class Probe(Struct, frozen=True, array_like=True, tag=83):
@@ -896,8 +920,8 @@ class CastUse(Struct, frozen=True, array_like=True, tag=90):
 
 class ModelOrder(Struct, frozen=True, array_like=True, tag=91):
     """Asks the house of several models: list, load, unload, pin or unpin `model` (a name or an alias; "" is the first
-    one). `rid` is the asker's own number. load is answered once the model is ready, unload once it is gone.
-    `keep_alive` as in `WantModel`."""
+    one), or restart its engine ("": those of all). `rid` is the asker's own number. load is answered once the model is
+    ready, unload once it is gone, restart once there are new engines. `keep_alive` as in `WantModel`."""
 
     rid: int
     action: str
@@ -917,14 +941,14 @@ class ModelAnswer(Struct, frozen=True, array_like=True, tag=92):
     retry_after: float = 0.0
 
 
-Watch = AskFigures | CancelStream | Charge
+Watch = AskFigures | AskPrefixes | CancelStream | Charge
 ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank | Watch
 ClientMessage = Hello | Ping | Generate | Cancel | Credit | ClientCall
-CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept | Embedded | Ranked | Figures
+CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept | Embedded | Ranked | Figures | Prefixes
 ServerMessage = Welcome | Refused | Pong | Accepted | Deltas | CallAnswer
 TokenizerJob = Encode | Decode
 TokenizerResult = Encoded | Decoded
-EngineCommand = Attach | Submit | Abort
+EngineCommand = Attach | Submit | Abort | TellPrefixes
 HouseReport = WantModel | CastUse | ModelOrder | SystemState
 ActorReport = Ready | StartFailed | Alive | EngineUse | HouseReport
 SupervisorOrder = Probe | SystemState | Drain | Stop | ModelsState | ModelAnswer

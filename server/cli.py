@@ -24,15 +24,17 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="serve a model over HTTP and ZeroMQ")
     serve.add_argument(
-        "model",
+        "models",
         metavar="MODEL",
-        help="a local folder, a hub id such as mlx-community/Qwen3-4B-4bit, or `demo`",
+        nargs="*",
+        help="a local folder, a hub id such as mlx-community/Qwen3-4B-4bit, or `demo`; several are loaded as they are "
+        "asked for, and may be written NAME=MODEL",
     )
     add_options(serve)
     add_other_flags(serve)
 
     demo = commands.add_parser("demo", help="the same as `serve demo`: a small model that really talks")
-    demo.set_defaults(model="demo")
+    demo.set_defaults(models=["demo"])
     add_options(demo)
 
     chat = commands.add_parser("chat", help="chat in the terminal with a running server, or start one")
@@ -48,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     keys = commands.add_parser("keys", help="make the keys for ZeroMQ over tcp, and let in further clients")
     add_keys_options(keys)
     restart = commands.add_parser("restart-engine", help="replace the engine of a running server; no stream is lost")
+    restart.add_argument("model", metavar="MODEL", nargs="?", help="with several models, whose engine (default: all)")
     restart.add_argument("--name", help="name of the running server (default: the only one)")
     add_other_commands(commands)
     return parser
@@ -86,6 +89,10 @@ def main(argv: list[str] | None = None) -> int:
             from server.cli_servers import stop
 
             return stop(args)
+        case "load" | "unload" | "pin" | "unpin":
+            from server.cli_held import order_model
+
+            return order_model(args)
         case "top":
             from server.cli_top import top
 

@@ -8,7 +8,7 @@ import argparse
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -17,17 +17,19 @@ from rich.console import Console
 
 from actors.adapter_files import parse_adapter, read_adapter
 from actors.config import CastConfig
+from actors.keeper import HttpSpec
 from actors.log_file import LogFile, Tee
 from actors.logs import configure_logs
 from actors.rundir import NameTaken, RunDirectory
 from actors.supervision import Supervision
-from actors.supervisor import HttpSpec, Supervisor, raise_file_limit
+from actors.supervisor import Supervisor, raise_file_limit
 from protocol.endpoints import home
 from server.cli_cache import default_directory
 from server.key_file import ApiKey, KeyFileError, plain_key, read_key_file
 from server.models.device import installed_device, missing_backend_hint
 from server.models.errors import ModelError
 from server.models.resolve import resolve_model
+from server.models_config import is_alone, read_models
 from server.options import API_KEYS_VARIABLE, HttpOptions
 from server.settings import ServeSettings, SettingsError, resolve_settings
 
@@ -43,12 +45,17 @@ def serve(args: argparse.Namespace) -> int:
     """Run a server until it is stopped. 0 after an orderly end, 1 with the cause on stderr otherwise."""
     try:
         settings = resolve_settings(args)
+        alone = is_alone(args.models, settings)
         configure_logs(settings.log_level, actor="supervisor")
         device = installed_device()
         if device is None:
             raise CannotServe(missing_backend_hint())
         with listen(settings) as listener:
-            return _run(args.model, device, settings, listener)
+            if alone:
+                return _run(args.models[0], device, settings, listener)
+            from server.cli_house import run_house
+
+            return run_house(read_models(args.models, settings), device, settings, listener)
     except (SettingsError, ModelError, NameTaken, CannotServe) as error:
         print(f"callboard: {error}", file=sys.stderr)
     except KeyboardInterrupt:
@@ -71,34 +78,56 @@ def listen(settings: ServeSettings) -> socket.socket:
 
 
 def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socket) -> int:
-    keys = _keys(settings)
-    port = listener.getsockname()[1]
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
+    keys = read_keys(settings)
+    run_dir = make_run_directory(settings, listener)
     try:
-        run_dir = RunDirectory.create(settings.name or str(port))
+        keep_log = keep_logs(settings, run_dir)
+        adapters = find_adapters(settings)
+        model_path = resolve_model(spec, device=device)
+        model_name = settings.served_model_name or served_name(spec, model_path)
+        if model_name in adapters:
+            raise CannotServe(f"the model and an adapter are both called {model_name!r}; see --served-model-name")
+        advise_file_limit()
+        config = cast_config(settings, model_name, model_path, adapters, run_dir.path)
+        http = http_spec(settings, listener, keys, model_name)
+    except BaseException:
+        run_dir.remove()
+        raise
+
+    def on_ready(table: Supervision) -> None:
+        print_welcome(http.url, run_dir.name, model_name, table)
+
+    try:
+        return Supervisor(config, run_dir, http, on_ready, keep_log=keep_log).run()
+    except OSError as error:
+        raise CannotServe(f"the server can't be started: {error}") from error
+
+
+def make_run_directory(settings: ServeSettings, listener: socket.socket) -> RunDirectory:
+    """Take the name. Raises NameTaken and CannotServe."""
+    try:
+        return RunDirectory.create(settings.name or str(listener.getsockname()[1]))
     except ValueError as error:
         raise CannotServe(str(error)) from None
     except OSError as error:
         raise CannotServe(f"no run directory can be made in {home()}: {error}; set CALLBOARD_HOME") from None
-    try:
-        keep_log = _keep_logs(settings, run_dir)
-        adapters = find_adapters(settings)
-        model_path = resolve_model(spec, device=device)
-    except BaseException:
-        run_dir.remove()
-        raise
-    model_name = settings.served_model_name or served_name(spec, model_path)
-    if model_name in adapters:
-        run_dir.remove()
-        raise CannotServe(f"the model and an adapter are both called {model_name!r}; see --served-model-name")
+
+
+def advise_file_limit() -> None:
+    """Raise the limit of open files; where that can't be done, tell what to do."""
     advice = raise_file_limit()
     if advice:
         print(f"callboard: {advice}", file=sys.stderr)
-    config = CastConfig(
+
+
+def cast_config(
+    settings: ServeSettings, model_name: str, model_path: Path, adapters: dict[str, str], run_dir: Path
+) -> CastConfig:
+    """What the actors of one model have to know."""
+    return CastConfig(
         model_path=str(model_path),
         model_name=model_name,
-        run_dir=str(run_dir.path),
+        run_dir=str(run_dir),
         task=settings.task,
         tokenizers=settings.tokenizers,
         stream_interval=settings.stream_interval,
@@ -135,8 +164,18 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         trust_remote_code=settings.trust_remote_code,
         log_level=settings.log_level,
     )
+
+
+def http_spec(
+    settings: ServeSettings, listener: socket.socket, keys: list[ApiKey], model: str, models: Iterable[str] = ()
+) -> HttpSpec:
+    """How to run the HTTP workers, for one `model`, or for several `models`. Raises CannotServe."""
+    port = listener.getsockname()[1]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
     options = HttpOptions(
-        model_name=model_name,
+        model_name=model,
+        models=list(models),
+        load_wait=settings.load_wait,
         allow_origins=settings.allow_origins,
         trusted_hosts=settings.trusted_hosts,
         tls_cert=_existing("--tls-cert", settings.tls_cert),
@@ -144,25 +183,17 @@ def _run(spec: str, device: str, settings: ServeSettings, listener: socket.socke
         log_prompts=settings.log_prompts,
         log_level=settings.log_level,
     )
-    http = HttpSpec(
+    return HttpSpec(
         "server.worker",
         msgspec.json.encode(options).decode(),
         listener,
         settings.http_workers,
-        url,
+        f"{'https' if settings.tls_cert else 'http'}://{host}:{port}",
         {API_KEYS_VARIABLE: msgspec.json.encode(keys).decode()} if keys else {},
     )
 
-    def on_ready(table: Supervision) -> None:
-        print_welcome(url, run_dir.name, model_name, table)
 
-    try:
-        return Supervisor(config, run_dir, http, on_ready, keep_log=keep_log).run()
-    except OSError as error:
-        raise CannotServe(f"the server can't be started: {error}") from error
-
-
-def _keys(settings: ServeSettings) -> list[ApiKey]:
+def read_keys(settings: ServeSettings) -> list[ApiKey]:
     """All API keys. Raises CannotServe."""
     keys = [plain_key(key) for key in settings.api_key]
     if settings.api_key_file:
@@ -183,7 +214,7 @@ def _existing(flag: str, file: str) -> str:
     return str(path)
 
 
-def _keep_logs(settings: ServeSettings, run_dir: RunDirectory) -> Callable[[bytes], None]:
+def keep_logs(settings: ServeSettings, run_dir: RunDirectory) -> Callable[[bytes], None]:
     """Have the log kept in the run directory, and in the file that was asked for. Raises CannotServe."""
     files = [LogFile(run_dir.path / "log", RECENT_LOG)]
     if settings.log_file:

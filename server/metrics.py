@@ -8,6 +8,7 @@ worker gives the same answer. `METRICS` names and explains all that is shown; do
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -234,6 +235,8 @@ class MetricsEndpoint:
             }
         ]
         if backends.house is not None:
-            own = process_values(backends.system, backends.status in ("ok", "degraded"))
+            system = backends.system  # whose casts tell of themselves, with the name of their model
+            actors = [actor for actor in system.actors if actor.role != "cast"]
+            own = process_values(replace(system, actors=actors), backends.status in ("ok", "degraded"))
             values += [{("",): own}, model_values(backends.models)]
         return Response(exposition(families(values)), media_type=CONTENT_TYPE_LATEST)

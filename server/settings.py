@@ -62,6 +62,11 @@ def _size(text: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
+def parse_gigabytes(text: str) -> int:
+    """Bytes of a size; a bare number is in GB. Raises ValueError."""
+    return _size(text if text.strip()[-1:].isalpha() else f"{text}GB")
+
+
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
     try:
@@ -115,6 +120,11 @@ class ServeSettings(msgspec.Struct, frozen=True):
     max_loras: int = 8
     kv_events: str = ""
     log_steps: bool = False
+    models_config: str = ""
+    models_memory: int | None = None
+    idle_ttl: float = 0.0
+    load_wait: float = 120.0
+    preload: list[str] | None = None
     timeout: float = 600.0
     drain_timeout: float = 30.0
     start_timeout: float = 300.0
@@ -206,6 +216,17 @@ OPTIONS: dict[str, Option] = {
         _address, "HOST:PORT", "publish which prefix blocks are in memory, as vLLM does; the port after it replays"
     ),
     "log_steps": Option(_boolean, "BOOL", "log what the scheduler decides in each step"),
+    "models_config": Option(str, "FILE", "TOML file of models to serve, each loaded when it is asked for"),
+    "models_memory": Option(
+        parse_gigabytes, "GB", "memory for all of several models together (default: what the device has)"
+    ),
+    "idle_ttl": Option(
+        _number(float, 0, 1e9),
+        "S",
+        "unload a model after so many seconds without streams; 0 keeps it until others need it",
+    ),
+    "load_wait": Option(_number(float, 0, 1e6), "S", "seconds a request waits for its model to be loaded"),
+    "preload": Option(_list, "NAME,…", "which of several models to load at start (default: the first)"),
     "timeout": Option(_number(float, 0.001, 1e9), "S", "seconds a request may take at most"),
     "drain_timeout": Option(_number(float, 0, 1e9), "S", "seconds running requests may take after SIGTERM"),
     "start_timeout": Option(_number(float, 1, 1e9), "S", "seconds until the model must be loaded"),
@@ -282,12 +303,17 @@ def _from_file(path: Path) -> dict[str, Any]:
         if name not in OPTIONS:
             known = ", ".join(option.replace("_", "-") for option in OPTIONS)
             raise SettingsError(f"{path}: no setting is called {key!r}; there are {known}")
-        if isinstance(value, list):
-            value = ",".join(str(item) for item in value)
-        elif isinstance(value, dict):
-            raise SettingsError(f"{path}: {key} must be a single value or a list")
-        settings[name] = _parse(name, str(value), f"{path}: {key}")
+        settings[name] = parse_setting(name, value, f"{path}: {key}")
     return settings
+
+
+def parse_setting(name: str, value: Any, where: str) -> Any:
+    """A setting as it stands in a TOML file. Raises SettingsError, which says `where`."""
+    if isinstance(value, list):
+        value = ",".join(str(item) for item in value)
+    elif isinstance(value, dict):
+        raise SettingsError(f"{where} must be a single value or a list")
+    return _parse(name, str(value), where)
 
 
 def _parse(name: str, value: Any, where: str) -> Any:
@@ -309,7 +335,11 @@ def resolve_settings(flags: argparse.Namespace, environment: Mapping[str, str] =
     for name in OPTIONS:
         if hasattr(flags, name):
             merged[name] = _parse(name, getattr(flags, name), "--" + name.replace("_", "-"))
-    settings = ServeSettings(**merged)
+    return check_settings(ServeSettings(**merged))
+
+
+def check_settings(settings: ServeSettings) -> ServeSettings:
+    """The settings, if they go together. Raises SettingsError."""
     if settings.zmq_keys and not settings.zmq_tcp:
         raise SettingsError("--zmq-keys is for --zmq-tcp, which is not given")
     if settings.zmq_tcp and not settings.zmq_keys:

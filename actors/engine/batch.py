@@ -30,8 +30,10 @@ from actors.engine.solo_row import SoloRow
 
 MERGE_EVERY = 64  # steps between looks for groups that have become alike
 SMALL_BATCH = 128 << 20  # bytes of a batch that is copied without further thought: less time than a step takes
-RESERVED = 256 << 20  # bytes of slots that are made for rows on their way
+RESERVED = 256 << 20  # bytes of slots that are made for rows on their way; more beside large weights
+MOST_RESERVED = 1 << 30
 PIECE = 32 << 20  # bytes of a larger one's caches that are made anew in one turn, if one array isn't more
+PIECE_SHARE = 8  # a larger piece is as cheap where a step reads so many times as many bytes of weights
 MOVED = 8 << 20  # bytes of rows that are moved in one turn, if one row isn't more
 AHEAD = 64  # tokens before its rows need more room that a group begins to get it
 MANY_GROUPS = 8  # with more than these, turns with joins are used for such work, too
@@ -94,6 +96,7 @@ class DecodeBatch:
         self._wanted: dict[RowGroup, int] = {}  # slots that joining rows would have liked to find
         self._merging: tuple[RowGroup, RowGroup] | None = None  # a group, and the one that takes its rows over
         self._limit = NO_BOUND  # bytes
+        self._reserved = max(RESERVED, min(model.step_bytes, MOST_RESERVED))
 
     def __len__(self) -> int:
         return sum(len(group) for group in self._every)
@@ -128,7 +131,7 @@ class DecodeBatch:
                     # Not for all at once, unless that is little: those to come may be of another length, and go
                     # elsewhere.
                     little = SMALL_BATCH // 2 // self._size(room) if self._size(room) <= SMALL_ROW else 0
-                    spare = min(expected, max(3 * max(rows, len(self)), little), RESERVED // self._size(room))
+                    spare = min(expected, max(3 * max(rows, len(self)), little), self._reserved // self._size(room))
                     if len(group):
                         spare = max(spare, len(group))  # it is copied: seldom
                     group.aim_at(max(group.capacity, rows + self._affordable(rows, spare, room)), room)
@@ -244,7 +247,7 @@ class DecodeBatch:
     def _choose(self, joining: Joining) -> dict[RowGroup, list[int]]:
         """The group of each row of `joining`, by place. Longer rows choose first."""
         chosen: dict[RowGroup, list[int]] = {}
-        planned = {group: (len(group), group.longest) for group in self._groups}
+        planned = {group: (len(group), group.longest + MARGIN) for group in self._groups}
         copied = self.nbytes <= SMALL_BATCH
         places = sorted(range(len(joining.rows)), key=lambda place: -len(joining.rows[place].ids))
         for place in places:
@@ -292,7 +295,7 @@ class DecodeBatch:
                 group.compact(NO_BOUND if small else MOVED)
         if self._steps % MERGE_EVERY == 0 and not self._expected:
             self._cut_slots()
-        left = NO_BOUND if small else PIECE
+        left = NO_BOUND if small else max(PIECE, self._model.step_bytes // PIECE_SHARE)
         for group in self._groups:
             if left > 0 and (quiet or group.longest + AHEAD // 2 > group.room):
                 left -= group.approach(left)

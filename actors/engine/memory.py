@@ -56,12 +56,13 @@ def cache_budget(limit: int | None, rows: int, vocab_size: int) -> int:
     or 80 % of the machine's.
     """
     if limit is None:
-        limit = _default_limit()
+        limit = default_limit()
     working = min(pool_limit(rows, vocab_size), limit // 4)
     return max(limit - mx.get_active_memory() - working, 0)
 
 
-def _default_limit() -> int:
+def default_limit() -> int:
+    """Bytes that the whole process may take when nothing was said, as `cache_budget` has it."""
     if mx.default_device() == mx.gpu:
         info = _device_info()
         if recommended := info.get("max_recommended_working_set_size"):

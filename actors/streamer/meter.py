@@ -152,6 +152,11 @@ class Meter:
         if end.outcome == "finished":
             self._answer_lengths.add(usage.completion_tokens)
 
+    @property
+    def over(self) -> int:
+        """Streams that have ended, and texts that were embedded or ranked."""
+        return self._ended + self._pooled
+
     def refused(self, end: End) -> None:
         """A request was refused at once."""
         self._count(end)

@@ -11,6 +11,7 @@ from bench.harness import RunningServer
 from cache_store.keys import BLOCK_SIZE
 from protocol import Client
 
+Socket = zmq.Socket[bytes]
 QUIET_MS = 1500  # without an event for so long, all have come
 
 
@@ -39,12 +40,46 @@ def kv_events(report: Report, server: RunningServer, port: int) -> None:
         for number in range(prompts):
             ids = [*trunk, *[100 + number] * (2 * BLOCK_SIZE + 1)]
             client.generate(ids=ids, max_tokens=2, ignore_eos=True).text()
-    heard = 0
-    while subscriber.poll(QUIET_MS):
-        subscriber.recv_multipart()
-        heard += 1
-    asker.send_multipart([b"", (0).to_bytes(8, "big")])
+    heard = len(_heard(subscriber))
     tree: dict[bytes, bytes | None] = {}
+    numbers = _replay(asker, tree)
+    report.measured("batches_heard", heard)
+    report.measured("batches_replayed", len(numbers))
+    report.expect(heard > 0, "events are published as they happen")
+    report.expect(numbers == list(range(len(numbers))), "the replay has every batch, in order")
+    report.expect(len(tree) == 3 + 2 * prompts, "each block is there once, the common ones too", len(tree))
+    children: dict[bytes | None, int] = {}
+    for parent in tree.values():
+        children[parent] = children.get(parent, 0) + 1
+    report.expect(children.get(None) == 1 and max(children.values()) == prompts, "the tree has one trunk", children)
+    _replaced(report, server, subscriber, asker, tree)
+    context.destroy(linger=0)
+
+
+def _replaced(
+    report: Report, server: RunningServer, subscriber: Socket, asker: Socket, tree: dict[bytes, bytes | None]
+) -> None:
+    """A new engine begins with an empty tree and counts anew; its follower finds out."""
+    server.kill("engine")
+    with Client(endpoint=server.endpoint) as client:
+        client.generate(ids=[9] * (2 * BLOCK_SIZE + 1), max_tokens=2, ignore_eos=True).text()
+    numbers = _heard(subscriber)
+    again = _replay(asker, tree)
+    report.expect(again == list(range(len(again))) and set(numbers) <= set(again), "a new engine counts from 0 again")
+    report.expect(len(tree) == 2, "after a new engine's AllBlocksCleared only its own blocks are there", len(tree))
+
+
+def _heard(subscriber: Socket) -> list[int]:
+    """Numbers of the batches that come until no more do."""
+    numbers = []
+    while subscriber.poll(QUIET_MS):
+        numbers.append(int.from_bytes(subscriber.recv_multipart()[1], "big"))
+    return numbers
+
+
+def _replay(asker: Socket, tree: dict[bytes, bytes | None]) -> list[int]:
+    """Have all batches sent again and apply them; their numbers."""
+    asker.send_multipart([b"", (0).to_bytes(8, "big")])
     numbers = []
     while (frames := asker.recv_multipart())[2]:
         numbers.append(int.from_bytes(frames[1], "big"))
@@ -56,13 +91,4 @@ def kv_events(report: Report, server: RunningServer, port: int) -> None:
                     tree.pop(key)
             else:
                 tree.clear()
-    report.measured("batches_heard", heard)
-    report.measured("batches_replayed", len(numbers))
-    report.expect(heard > 0, "events are published as they happen")
-    report.expect(numbers == list(range(len(numbers))), "the replay has every batch, in order")
-    report.expect(len(tree) == 3 + 2 * prompts, "each block is there once, the common ones too", len(tree))
-    children: dict[bytes | None, int] = {}
-    for parent in tree.values():
-        children[parent] = children.get(parent, 0) + 1
-    report.expect(children.get(None) == 1 and max(children.values()) == prompts, "the tree has one trunk", children)
-    context.destroy(linger=0)
+    return numbers

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from protocol.client.connection import Connection
+from protocol.client.locate import LOAD_WAIT, Locator
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
 from protocol.client.results import AT_ONCE, Batch, Prompt, Result, StreamStats, whole
-from protocol.endpoints import find_endpoint, find_successor
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
+from protocol.figures import PrefixTree
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
 from protocol.keys import ClientKeys, client_keys_for
 from protocol.messages import (
     Accepted,
     AskFigures,
+    AskPrefixes,
     CallFailed,
     Cancel,
     CancelLabel,
@@ -42,6 +44,7 @@ from protocol.messages import (
     ListModels,
     ModelCard,
     Models,
+    Prefixes,
     Quota,
     Rank,
     Ranked,
@@ -146,14 +149,15 @@ class AsyncClient:
         name: str | None = None,
         *,
         endpoint: str | None = None,
+        model: str | None = None,
+        load_wait: float = LOAD_WAIT,
         name_in_logs: str = "",
         reconnect: float = RECONNECT,
         keys: ClientKeys | str | Path | None = None,
     ) -> None:
         self._reconnect = reconnect
         self._keys = keys
-        self._name = name
-        self._endpoint = endpoint
+        self._locator = Locator(name, endpoint, model, load_wait)
         self._name_in_logs = name_in_logs
         self._streams: dict[int, AsyncStream] = {}
         self._calls: dict[int, asyncio.Future[ServerMessage]] = {}
@@ -170,27 +174,31 @@ class AsyncClient:
         return client
 
     async def open(self) -> None:
-        """Connect. Raises ServerNotFound when there is no such server, or it doesn't answer."""
+        """Connect. Raises ServerNotFound when there is no such server, or it doesn't answer, and RequestRejected when
+        the model can't be had."""
         self._loop = asyncio.get_running_loop()
-        self._connection = await self._loop.run_in_executor(None, self._connect)
+        self._connection, self._model = await self._loop.run_in_executor(None, self._connect)
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> tuple[Connection, str]:
         def hand_over(message: ServerMessage) -> None:
             self._call_soon(self._on_message, message)
 
         def lost(error: CallboardError) -> None:
             self._call_soon(self._on_lost, error)
 
-        endpoint = find_endpoint(self._name, self._endpoint)
-        return Connection(
-            endpoint,
-            hand_over,
-            lost,
-            name=self._name_in_logs,
-            find=lambda: find_successor(endpoint, self._name),
-            reconnect=self._reconnect,
-            keys=client_keys_for(endpoint, self._keys),
-        )
+        def connect(endpoint: str) -> Connection:
+            return Connection(
+                endpoint,
+                hand_over,
+                lost,
+                name=self._name_in_logs,
+                find=self._locator.find_again,
+                reconnect=self._reconnect,
+                on_demand=self._locator.of_several,
+                keys=client_keys_for(endpoint, self._keys),
+            )
+
+        return self._locator.connect(connect)
 
     def _call_soon(self, callback: Callable[[Any], None], argument: Any) -> None:
         try:
@@ -249,6 +257,7 @@ class AsyncClient:
         machine: the server then counts the time to first token from there until this program wants the second delta.
         """
         refs = [next(self._refs) for _ in range(n)]
+        options.setdefault("model", self._model)
         request = build_generate(
             refs[0], prompt=prompt, messages=messages, ids=ids, options=options, more_refs=refs[1:], received=received
         )
@@ -299,6 +308,12 @@ class AsyncClient:
         assert isinstance(answer, Figures)
         return answer
 
+    async def prefixes(self) -> PrefixTree:
+        """The prefixes that are kept, as a tree. Raises RequestRejected while there is no engine."""
+        answer = await self._call(AskPrefixes(next(self._refs)))
+        assert isinstance(answer, Prefixes)
+        return answer.tree
+
     async def cancel_stream(self, rid: int) -> bool:
         """End the stream that `figures` shows as `rid`; returns whether there was one."""
         answer = await self._call(CancelStream(next(self._refs), rid))
@@ -348,6 +363,7 @@ class AsyncClient:
         """Cancel what is open and disconnect. Idempotent."""
         for ref in list(self._streams):
             self._cancel(ref)
+        self._locator.close()
         await self._loop.run_in_executor(None, self._connection.close)
         self._end_all(ServerLost(SERVER_LOST, "the client was closed"))
 
@@ -413,6 +429,7 @@ class AsyncClient:
                 | Embedded()
                 | Ranked()
                 | Figures()
+                | Prefixes()
             ):
                 future = self._calls.get(message.ref)
                 if future is not None and not future.done():

@@ -29,7 +29,9 @@ from protocol.errors import (
 from protocol.keys import ClientKeys
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Cancel,
     ClientMessage,
+    Credit,
     Hello,
     Ping,
     Pong,
@@ -43,6 +45,7 @@ PING_INTERVAL = 1.0  # seconds
 SILENCE_LIMIT = 3.0  # seconds without a word from the server until it counts as lost
 CONNECT_TIMEOUT = 5.0  # seconds that the first connection may take
 GREETING_TIMEOUT = 1.0  # seconds until a successor that doesn't answer is looked for anew
+LONGEST_PAUSE = 60.0  # seconds
 RECONNECT_PAUSE = 0.2  # seconds between two looks for the server's successor
 
 
@@ -52,7 +55,8 @@ class Connection:
     `on_message` and `on_lost` are called on the connection's thread and must not block. `on_lost` is called once for
     each server that was lost: all that was under way is over then. With a `reconnect` time, in seconds, a successor is
     looked for that long, by `find`, which returns its endpoint or raises ServerNotFound; when there is none `on_lost`
-    is called a last time, and the connection is of no use, as it is after the first loss without such a time.
+    is called a last time, and the connection is of no use, as it is after the first loss without such a time. With
+    `on_demand` it is looked for once there is something to ask it.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Connection:
         connect_timeout: float = CONNECT_TIMEOUT,
         find: Callable[[], str] | None = None,
         reconnect: float = 0.0,
+        on_demand: bool = False,
         keys: ClientKeys | None = None,
     ) -> None:
         self.endpoint = endpoint
@@ -74,6 +79,8 @@ class Connection:
         self._name = name or f"pid {os.getpid()}"
         self._find = find or (lambda: endpoint)
         self._reconnect = reconnect
+        self._on_demand = on_demand
+        self._wanted = False  # something was sent that wants an answer
         self._keys = keys
         self._outbox: deque[bytes] = deque()
         self._dealer: zmq.Socket[bytes] | None = None  # once the server has answered
@@ -116,6 +123,8 @@ class Connection:
             raise self.lost
         if self._closing:
             raise ServerLost(SERVER_LOST, "the client is closed")
+        if not isinstance(message, Cancel | Credit):
+            self._wanted = True
         if not self._send_now(frame):
             self._outbox.append(frame)
             self._wake()
@@ -159,6 +168,8 @@ class Connection:
         try:
             served = self._serve_one(self.endpoint)
             while served and self._welcome is not None and self._may_reconnect():
+                if self._on_demand:
+                    self._pause(math.inf, until_wanted=True)
                 until = time.monotonic() + self._reconnect
                 while not (served := self._serve_successor()) and not self._closing and time.monotonic() < until:
                     self._pause(RECONNECT_PAUSE)
@@ -198,6 +209,7 @@ class Connection:
         if self._incarnation is None and welcome is not None:
             return False  # nothing was sent, so what is queued can wait on
         if self._cut is not None and self._welcome is not None:
+            self._wanted = False
             self._outbox.clear()
             if self._may_reconnect():
                 self._on_lost(self._cut)
@@ -210,12 +222,12 @@ class Connection:
         self._welcomed.set()
         self._on_lost(self.lost)
 
-    def _pause(self, seconds: float) -> None:
+    def _pause(self, seconds: float, *, until_wanted: bool = False) -> None:
         poller = zmq.Poller()
         poller.register(self._wake_out.fileno(), zmq.POLLIN)
         until = time.monotonic() + seconds
-        while not self._closing and (left := until - time.monotonic()) > 0:
-            poller.poll(max(1, int(left * 1000)))
+        while not self._closing and (left := until - time.monotonic()) > 0 and not (until_wanted and self._wanted):
+            poller.poll(max(1, int(min(left, LONGEST_PAUSE) * 1000)))
             self._drain_wakeups()
 
     def _serve(self, dealer: "zmq.Socket[bytes]", patience: float) -> None:

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from protocol.client.connection import Connection
+from protocol.client.locate import LOAD_WAIT, Locator
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
 from protocol.client.results import AT_ONCE, Batch, Prompt, Result, StreamStats, whole
-from protocol.endpoints import find_endpoint, find_successor
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
+from protocol.figures import PrefixTree
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
 from protocol.keys import ClientKeys, client_keys_for
 from protocol.messages import (
     Accepted,
     AskFigures,
+    AskPrefixes,
     CallFailed,
     Cancel,
     CancelLabel,
@@ -37,6 +39,7 @@ from protocol.messages import (
     ListModels,
     ModelCard,
     Models,
+    Prefixes,
     Rank,
     Ranked,
     ServerMessage,
@@ -126,7 +129,8 @@ class Client:
     """Talks to a running server over ZeroMQ.
 
     Without arguments it takes `$CALLBOARD_ENDPOINT` or the only running server; `name` picks one of several.
-    Raises ServerNotFound when there is none.
+    Raises ServerNotFound when there is none. `model` says which of several models to talk to (default: the first one);
+    it is loaded if need be, which may take `load_wait` seconds. Raises RequestRejected when it can't be had.
 
     When the server is lost, open streams raise ServerLost, and the client connects to its successor, for which it
     looks `reconnect` seconds long; requests made meanwhile wait. `on_lost` is called with the error, on the
@@ -141,6 +145,8 @@ class Client:
         name: str | None = None,
         *,
         endpoint: str | None = None,
+        model: str | None = None,
+        load_wait: float = LOAD_WAIT,
         reconnect: float = RECONNECT,
         keys: ClientKeys | str | Path | None = None,
     ) -> None:
@@ -149,15 +155,20 @@ class Client:
         self._streams: dict[int, Stream] = {}
         self._calls: dict[int, queue.SimpleQueue[ServerMessage | CallboardError]] = {}
         self._refs = itertools.count(1)
-        found = find_endpoint(name, endpoint)
-        self._connection = Connection(
-            found,
-            self._on_message,
-            self._on_lost,
-            find=lambda: find_successor(found, name),
-            reconnect=reconnect,
-            keys=client_keys_for(found, keys),
-        )
+        self._locator = Locator(name, endpoint, model, load_wait)
+
+        def connect(found: str) -> Connection:
+            return Connection(
+                found,
+                self._on_message,
+                self._on_lost,
+                find=self._locator.find_again,
+                reconnect=reconnect,
+                on_demand=self._locator.of_several,
+                keys=client_keys_for(found, keys),
+            )
+
+        self._connection, self._model = self._locator.connect(connect)
         self._credit_every = max(1, self._connection.welcome.window // 4)
 
     def generate(
@@ -221,6 +232,7 @@ class Client:
         **options: Any,
     ) -> list[Stream]:
         refs = [next(self._refs) for _ in range(n)]
+        options.setdefault("model", self._model)
         request = build_generate(
             refs[0], prompt=prompt, messages=messages, ids=ids, options=options, more_refs=refs[1:]
         )
@@ -271,6 +283,12 @@ class Client:
         assert isinstance(answer, Figures)
         return answer
 
+    def prefixes(self) -> PrefixTree:
+        """The prefixes that are kept, as a tree. Raises RequestRejected while there is no engine."""
+        answer = self._call(AskPrefixes(next(self._refs)))
+        assert isinstance(answer, Prefixes)
+        return answer.tree
+
     def cancel_stream(self, rid: int) -> bool:
         """End the stream that `figures` shows as `rid`; returns whether there was one."""
         answer = self._call(CancelStream(next(self._refs), rid))
@@ -300,6 +318,7 @@ class Client:
             open_refs = list(self._streams)
         for ref in open_refs:
             self._cancel(ref)
+        self._locator.close()
         self._connection.close()
         self._on_lost(ServerLost(SERVER_LOST, "the client was closed"))
 
@@ -369,6 +388,7 @@ class Client:
                     | Embedded()
                     | Ranked()
                     | Figures()
+                    | Prefixes()
                 ):
                     if message.ref in self._calls:
                         self._calls[message.ref].put(message)

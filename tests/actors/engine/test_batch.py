@@ -22,6 +22,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any batch counts as large."""
     monkeypatch.setattr(batch, "SMALL_BATCH", 0)
     monkeypatch.setattr(batch, "PIECE", PIECE)
+    monkeypatch.setattr(batch, "PIECE_SHARE", 1 << 60)
     monkeypatch.setattr(batch, "MOVED", PIECE)
 
 
@@ -115,6 +116,22 @@ def test_a_small_batch_is_copied_at_once_and_seldom(model: Model) -> None:
         copies += not before.items() <= addresses(rows.batch._groups).items()
         assert rows.groups == 1
     assert copies <= 3
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_short_rows_of_a_large_model_share_a_group(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "SMALL_ROW", 1)  # as where a token takes much more than in this model
+    rows = Rows(model, 4, tokens=10)
+    rows.step()
+    for _ in range(3):
+        rows.join(tokens=8, expected=3)
+        rows.step()
+    assert rows.groups <= 2, "those that found a slot, and one more group until there is room for all"
+    assert rows.slots < 24
+    steps = rows.steps()
+    for _ in range(20):
+        next(steps)
+    assert rows.groups == 1
 
 
 def test_slots_are_made_for_rows_on_their_way(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

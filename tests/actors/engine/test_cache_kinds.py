@@ -31,8 +31,10 @@ def test_groups_that_change_their_shape_in_pieces_give_the_same_tokens(
     model.step_bytes = 1 << 40  # one group is always better than two
     monkeypatch.setattr(batch, "SMALL_BATCH", 0)
     monkeypatch.setattr(batch, "PIECE", 1)
+    monkeypatch.setattr(batch, "PIECE_SHARE", 1 << 60)
     monkeypatch.setattr(batch, "MOVED", 1)
     monkeypatch.setattr(batch, "RESERVED", 0)
+    monkeypatch.setattr(batch, "MOST_RESERVED", 0)
     changing_batch(model, make_request, start_run, same_as_plain)
 
 

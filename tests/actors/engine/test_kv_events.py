@@ -98,6 +98,34 @@ def test_who_follows_and_asks_for_what_was_missed_knows_the_tree(
     assert all(parent is None or parent in kept for parent, _ in kept.values())
 
 
+def test_a_new_engine_says_first_that_nothing_is_there_any_more():
+    context = zmq.Context()
+    follower = Router()
+    for engine in range(2):
+        addresses = f"inproc://events-{engine}", f"inproc://replay-{engine}"  # as closing frees them some time later
+        events = KvEvents(context, *addresses)
+        asker = context.socket(zmq.DEALER)
+        asker.rcvtimeo = 5000
+        asker.connect(addresses[1])
+        events.publish()  # at the engine's first turn, whether there are blocks or not
+        follower.next = 0  # what a follower does that sees a lower number than the last
+        if not engine:
+            events.stored(b"k", None, bytes(4 * BLOCK_SIZE))
+            events.publish()
+        asker.send_multipart([b"", (0).to_bytes(8, "big")])
+        events.answer()
+        first = asker.recv_multipart()
+        assert msgspec.msgpack.decode(first[2])[1] == [["AllBlocksCleared"]]
+        follower.take(*first[1:])
+        assert follower.blocks == {}
+        while (again := asker.recv_multipart())[1] != END:
+            follower.take(*again[1:])
+        assert list(follower.blocks) == [b"k"][engine:]
+        events.close()
+        asker.close(linger=0)
+    context.destroy(linger=0)
+
+
 def test_the_form_is_vllms():
     batch = KVEventBatch(1.5, [BlockStored([b"k"], None, [1, 2], 2, medium="GPU"), BlockRemoved([b"k"], "GPU")])
     events = [["BlockStored", [b"k"], None, [1, 2], 2, None, "GPU"], ["BlockRemoved", [b"k"], "GPU"]]
