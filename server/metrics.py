@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.figures import Histogram
-from protocol.messages import Figures, ModelsState, SystemState
+from protocol.messages import EngineStats, Figures, ModelsState, SystemState
 from server.backends import Backends
 from server.errors import invalid
 from server.metric_families import COUNTER, GAUGE, HISTOGRAM, exposition, family
@@ -108,6 +108,11 @@ def _single(value: float) -> Values:
     return {(): value}
 
 
+def latest(state: SystemState, figures: Figures) -> EngineStats:
+    """What the engine has said last: the streamer hears it with each step, the supervisor also when there is none."""
+    return figures.engine if figures.engine.step > state.engine.step else state.engine
+
+
 def process_values(state: SystemState, serving: bool) -> dict[str, Values | Histogram]:
     """The value of each metric that is about processes, by its labels."""
     actors = [*state.actors, *([state.supervisor] if state.supervisor is not None else [])]
@@ -128,7 +133,7 @@ def values_of(state: SystemState, figures: Figures | None, serving: bool) -> dic
     engine = state.engine
     found = process_values(state, serving)
     if figures is not None:
-        engine = figures.engine if figures.engine.step else engine
+        engine = latest(state, figures)
         counts = figures.counts
         phases = dict.fromkeys(("tokenizing", "waiting", "prefilling", "running"), 0) | figures.phases
         found |= {

@@ -89,7 +89,7 @@ for model in models:
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in litellm.completion(**base, stream=True))
     print(json.dumps([model, [whole, streamed]]), flush=True)
 """
-    lines = run_script([sys.executable, "-c", script, server.url, json.dumps(ASK), str(TOKENS), *models])
+    lines = run_script([sys.executable, "-c", script, server.url, json.dumps(ASK), str(TOKENS), *models], 500)
     for line in lines:
         model, texts = json.loads(line)
         yield model, texts
