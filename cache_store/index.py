@@ -2,7 +2,8 @@
 
 One process has at most one, opened after its start. Write transactions run on the store's thread under the
 directory's lock, so one process writes at a time and a killed one can't leave LMDB's own lock behind unnoticed.
-`leading` alone is called by the engine's thread: a read of microseconds.
+`leading` and `recent` alone are called by the engine's thread: reads of microseconds, and of a few milliseconds when
+somebody looks on.
 
 Databases, where a block's name is fingerprint ‖ key:
 
@@ -21,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import lmdb
@@ -98,6 +100,34 @@ class Index:
             return found
         except lmdb.Error:
             return 0
+        finally:
+            self._guard.release()
+
+    def recent(self, fingerprint: bytes, most: int) -> list[tuple[bytes, Record]]:
+        """Keys of the blocks that were used last: whole chains, each from its end, until there are `most` blocks, or
+        ten times as many ends of any model's chains were looked at. Never raises, never waits."""
+        if not self._guard.acquire(blocking=False):
+            return []
+        try:
+            if self._closed or not self.intact():
+                return []
+            found: dict[bytes, Record] = {}
+            with self.env.begin() as transaction:
+                cursor, blocks = transaction.cursor(db=self._dbs["leaves"]), self._dbs["blocks"]
+                for leaf in islice(cursor.iterprev(values=False), 10 * most):
+                    name = leaf[8:]
+                    key: bytes | None = name[32:] if name.startswith(fingerprint) else None
+                    while key is not None and key not in found and len(found) < 2 * most:
+                        data = transaction.get(fingerprint + key, db=blocks)
+                        if data is None:
+                            break
+                        found[key] = Record.unpack(data)
+                        key = found[key].parent
+                    if len(found) >= most:
+                        break
+            return list(found.items())
+        except lmdb.Error:
+            return []
         finally:
             self._guard.release()
 

@@ -18,7 +18,8 @@ P = TypeVar("P")
 
 @dataclass(eq=False)
 class Entry(Generic[P]):
-    """One block. `refs` counts its users; `pinned` holds for good; `used` is the pool's clock at the last use."""
+    """One block. `refs` counts its users; `pinned` holds for good; `used` is the pool's clock at the last use.
+    For those who watch: when that was (`at`, Unix seconds), and how often it was found."""
 
     key: bytes
     parent: bytes | None
@@ -31,6 +32,8 @@ class Entry(Generic[P]):
     used: int = 0
     children: int = 0
     snapshot: "Entry[P] | None" = None
+    at: float = 0.0
+    hits: int = 0
 
     @property
     def held(self) -> bool:

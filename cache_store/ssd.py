@@ -10,6 +10,7 @@ from cache_store.directory import CacheDirectory
 from cache_store.keeper import Keeper
 from cache_store.publishing import Publish, publish
 from cache_store.readers import Readers
+from cache_store.records import Record
 from cache_store.stats import SsdStats
 from cache_store.ticket import Ticket
 from cache_store.write_queue import Write, WriteQueue
@@ -62,6 +63,11 @@ class SsdStore:
         if index is None or model is None or not keys:
             return 0
         return index.leading(model[0], keys, self._keeper.bad)
+
+    def recent(self, most: int) -> list[tuple[bytes, Record]]:
+        """About `most` of our model's blocks on the SSD, those used last, each behind what goes on from it."""
+        index, model = self._keeper.index, self._keeper.model
+        return index.recent(model[0], most) if index is not None and model is not None else []
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Note that blocks are in use now."""

@@ -4,17 +4,22 @@ No call waits for the disk, but `flush` and `close`, which belong to a clean sto
 thread: the SSD's threads see views of their bytes, and `poll` drops a payload only when its views are released.
 """
 
+import heapq
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from cache_store.block import Block, Read
+from cache_store.keys import BLOCK_SIZE
 from cache_store.pool import Entry, MemoryPool
 from cache_store.ssd import SsdStore
 from cache_store.stats import SsdStats, StoreStats
 from cache_store.ticket import Ticket
+from cache_store.tree import Node, chains
 from cache_store.write_queue import Write
+from protocol.figures import PrefixTree
 
 B = TypeVar("B", bound=Block)
 
@@ -110,8 +115,11 @@ class PrefixStore(Generic[B]):
             if entry is None:
                 raise KeyError(key)
             entries.append(entry)
+        now = time.time()
         for entry in entries:
             entry.refs += 1
+            entry.hits += 1
+            entry.at = now
             if entry.key not in self._pool:
                 self._take_in(entry)
         self._pool.touch(keys)
@@ -149,7 +157,7 @@ class PrefixStore(Generic[B]):
             if key not in self._pool:
                 self._take_in(known)
             return False
-        entry = Entry(key, parent, ids, block, block.nbytes, is_snapshot=snapshot)
+        entry = Entry(key, parent, ids, block, block.nbytes, is_snapshot=snapshot, at=time.time())
         kept = self._take_in(entry)
         if self._ssd is not None and not self._ssd.leading([key]) and not self._queue(entry, urgent):
             if kept:
@@ -238,6 +246,31 @@ class PrefixStore(Generic[B]):
             missed_tokens=self._missed_tokens,
             ssd=self._ssd.stats() if self._ssd is not None else SsdStats(),
         )
+
+    def tree(self, blocks: int, most: int) -> PrefixTree:
+        """Those who look on: the `blocks` used last in each tier, as at most so many chains. Takes milliseconds."""
+        kept = [entry for entry in self._pool if not entry.is_snapshot]
+        memory = heapq.nlargest(blocks, kept, key=lambda entry: entry.used)
+        nodes = {}
+        for entry in memory:
+            nbytes = entry.nbytes + (entry.snapshot.nbytes if entry.snapshot is not None else 0)
+            nodes[entry.key] = Node(entry.key, entry.parent, nbytes, 0, entry.at, entry.hits, entry.pinned)
+        records = self._ssd.recent(blocks) if self._ssd is not None else []
+        on_ssd = 0
+        for key, record in records:
+            if record.is_snapshot:
+                assert record.parent is not None
+                key, parent = record.parent, None
+            else:
+                parent = record.parent
+                on_ssd += 1
+            node = nodes.setdefault(key, Node(key, parent))
+            node.parent = node.parent or parent
+            node.ssd += record.size
+            node.used = max(node.used, record.used / 1e6)
+        found = chains(nodes, most)
+        shown = sum(chain.tokens for chain in found) // BLOCK_SIZE
+        return PrefixTree(found, len(kept), len(memory), self.stats().ssd.blocks, on_ssd, shown < len(nodes))
 
     def _find(self, key: bytes) -> Entry[B] | None:
         return self._pool.get(key) or self._writing.get(key) or self._loose.get(key)

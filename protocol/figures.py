@@ -61,6 +61,41 @@ class Sample(Struct, frozen=True, array_like=True):
     memory: int = 0
 
 
+class PrefixChain(Struct, frozen=True, array_like=True):
+    """Prefix blocks that follow one another, with nothing else behind any but the last.
+
+    `name` is the beginning of the last one's key, `parent` the place of the chain that they go on from, -1 for none.
+    `depth` is how many tokens come before them, -1 when that isn't known, as what came before is gone; `tokens` how
+    many they hold. Blocks and bytes in each tier; a block may be in both. `used` is in Unix seconds. `hits` counts how
+    often the most used of them was found in memory since it came there.
+    """
+
+    name: str
+    parent: int
+    depth: int
+    tokens: int
+    memory_blocks: int = 0
+    memory_bytes: int = 0
+    ssd_blocks: int = 0
+    ssd_bytes: int = 0
+    used: float = 0.0
+    hits: int = 0
+    pinned: bool = False
+
+
+class PrefixTree(Struct, frozen=True, array_like=True):
+    """The prefix blocks used last, parents before their children. `memory_blocks` and `ssd_blocks` are how many there
+    are, of all models on the SSD; `memory_looked` and `ssd_looked` how many of them were looked at, snapshots aside.
+    Chains are left out when there are too many: `left_out` says whether some are."""
+
+    chains: list[PrefixChain] = []
+    memory_blocks: int = 0
+    memory_looked: int = 0
+    ssd_blocks: int = 0
+    ssd_looked: int = 0
+    left_out: bool = False
+
+
 class Counts(Struct, frozen=True, array_like=True):
     """Sums since the streamer started.
 

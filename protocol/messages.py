@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from protocol.figures import Counts, LiveStream, Sample
+from protocol.figures import Counts, LiveStream, PrefixTree, Sample
 from protocol.ids import unpack_floats, unpack_ids
 
 PROTOCOL_VERSION = 1
@@ -351,6 +351,13 @@ class Rank(Struct, frozen=True, array_like=True, tag=14):
     instruction: str = ""
 
 
+class AskPrefixes(Struct, frozen=True, array_like=True, tag=15):
+    """Ask which prefixes are kept. Answered by `Prefixes`, which may be some seconds old, or by `CallFailed` while
+    there is no engine."""
+
+    ref: int
+
+
 class AskFigures(Struct, frozen=True, array_like=True, tag=17):
     """Ask what the streamer counts: `streams` of the open streams at most, and the samples after `since` (Unix seconds;
     None asks for no samples). Answered by `Figures`."""
@@ -526,6 +533,13 @@ class Ranked(Struct, frozen=True, array_like=True, tag=33):
     counts: list[int]
 
 
+class Prefixes(Struct, frozen=True, array_like=True, tag=38):
+    """Answer to `AskPrefixes`."""
+
+    ref: int
+    tree: PrefixTree
+
+
 class Figures(Struct, frozen=True, array_like=True, tag=37):
     """Answer to `AskFigures`. `phases` counts the open streams; `engine` is of the last step."""
 
@@ -647,6 +661,13 @@ class Abort(Struct, frozen=True, array_like=True, tag=62):
     rids: list[int]
 
 
+class TellPrefixes(Struct, frozen=True, array_like=True, tag=64):
+    """Somebody looks on: the next `Step`, which may be for nothing else, is to bring the prefix blocks."""
+
+    epoch: int
+    streamer: int
+
+
 class PrefixStats(Struct, frozen=True, array_like=True):
     """The prefix cache of an engine. Sums since the start: prompt tokens found in memory and on the SSD, and those that
     had to be computed; seconds that committing and restoring blocks took of the engine's thread.
@@ -673,9 +694,10 @@ class PrefixStats(Struct, frozen=True, array_like=True):
 class EngineStats(Struct, frozen=True, array_like=True):
     """The engine's load after a step. `step` counts completed turns that ran the model.
 
-    Sums since the start: seconds the engine's thread spent `in_model` (waiting for the device), `in_python` (planning,
-    building graphs, reading results) and `in_sockets`; tokens prefilled and decoded; rows parked for want of memory.
-    `memory` and `cache` are bytes: all that MLX holds, and the rows' caches in it.
+    Sums since the start: seconds the engine's thread spent `in_model` (building its graph, feeding the device, waiting
+    for it), `in_python` (planning, joining, sampling's set-up, reading results) and `in_sockets`; tokens prefilled and
+    decoded; rows parked for want of memory. `memory` and `cache` are bytes: all that MLX holds, and the rows' caches in
+    it.
     """
 
     step: int = 0
@@ -696,14 +718,15 @@ class EngineStats(Struct, frozen=True, array_like=True):
 class Step(Struct, frozen=True, array_like=True, tag=63):
     """What one step of the engine brought for all rows, in columns.
 
-    `tokens` (uint32-LE) holds one token per entry of `rids`. `admitted` names rows whose prefill began.
+    `tokens` (uint32-LE) holds one token per entry of `rids`. `admitted` names rows whose prefill began, at the time
+    `admitted_at` of the monotonic clock.
     `ended[i]` ended with `reasons[i]` (stop, length, or an error code of `protocol.errors`) and, for errors,
     `errors[i]`. The token that ended a row with stop (end of sequence, or one of its `stop_token_ids`) is among
     the tokens. `logprob_rids` names those of `rids` whose requests asked for log-probabilities, with that of the
     row's token in `logprobs`, and the most probable ones in `top_ids` (uint32-LE) and `top_logprobs` (float32-LE),
     the most probable first. `cached_tokens[i]` tokens of the prompt of `cached_rids[i]` were not computed but found.
     `pooled` (float32-LE) are the results of rows `pooled_rids`, which end with them. `unread`: a command of this
-    streamer could not be read.
+    streamer could not be read. `prefixes` answers `TellPrefixes`.
     """
 
     epoch: int
@@ -725,6 +748,8 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     pooled: list[bytes] = []
     unread: bool = False
     traces: list[EngineTrace] = []
+    prefixes: PrefixTree | None = None
+    admitted_at: float = -1.0
 
 
 # -- supervisor <-> actors ---------------------------------------------------------------------------
@@ -916,14 +941,14 @@ class ModelAnswer(Struct, frozen=True, array_like=True, tag=92):
     retry_after: float = 0.0
 
 
-Watch = AskFigures | CancelStream | Charge
+Watch = AskFigures | AskPrefixes | CancelStream | Charge
 ClientCall = Tokenize | Detokenize | ListModels | CancelLabel | Keep | Recall | Forget | Embed | Rank | Watch
 ClientMessage = Hello | Ping | Generate | Cancel | Credit | ClientCall
-CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept | Embedded | Ranked | Figures
+CallAnswer = Tokenized | Detokenized | Models | CallFailed | Done | Kept | Embedded | Ranked | Figures | Prefixes
 ServerMessage = Welcome | Refused | Pong | Accepted | Deltas | CallAnswer
 TokenizerJob = Encode | Decode
 TokenizerResult = Encoded | Decoded
-EngineCommand = Attach | Submit | Abort
+EngineCommand = Attach | Submit | Abort | TellPrefixes
 HouseReport = WantModel | CastUse | ModelOrder | SystemState
 ActorReport = Ready | StartFailed | Alive | EngineUse | HouseReport
 SupervisorOrder = Probe | SystemState | Drain | Stop | ModelsState | ModelAnswer

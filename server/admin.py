@@ -4,6 +4,7 @@ The files hold nothing secret and are open; everything under `/admin/api/` needs
 changes something takes JSON only, which other sites' pages can't send without CORS.
 """
 
+import asyncio
 import os
 import signal
 import time
@@ -15,14 +16,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from protocol.errors import INVALID_REQUEST, CallboardError
-from protocol.figures import Sample
+from protocol.errors import INVALID_REQUEST, LOADING, CallboardError
+from protocol.figures import PrefixChain, Sample
 from protocol.messages import EngineStats, Figures, PrefixStats
-from server.backend import Backend
+from server.backend import FIGURES_TIME, Backend
 from server.backends import Backends
 from server.errors import NOT_FOUND, ApiError, from_client_error, invalid
 from server.health import held_model
 from server.log_tail import read_tail
+from server.metrics import latest
 
 FILES = Path(__file__).parent / "dashboard"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -53,6 +55,7 @@ class Admin:
         return [
             Route("/admin", self.page, include_in_schema=False),
             Route("/admin/api/state", self.state, include_in_schema=False),
+            Route("/admin/api/prefixes", self.prefixes, include_in_schema=False),
             Route("/admin/api/streams/{rid:int}/cancel", self.cancel, methods=["POST"], include_in_schema=False),
             Route("/admin/api/engine/replace", self.replace, methods=["POST"], include_in_schema=False),
             Route("/admin/{name}", self.file, include_in_schema=False),
@@ -93,11 +96,11 @@ class Admin:
 
     def _body(self, backend: Backend, figures: Figures) -> dict[str, Any]:
         backends, system = self._backends, backend.state
-        engine: EngineStats = figures.engine if figures.engine.step else system.engine
+        engine: EngineStats = latest(system, figures)
         prefix: PrefixStats = engine.prefix
         known = [system] if backends.house is None else [backends.system, system]
         actors = [*known[0].actors, *(actor for each in known[1:] for actor in each.actors)]
-        own = [each.supervisor for each in known if each.supervisor is not None]
+        own = [known[0].supervisor] if known[0].supervisor is not None else []
         card = backend.card
         now = time.time()
         return {
@@ -122,6 +125,22 @@ class Admin:
                 "rows": [[getattr(sample, name) for name in _COLUMNS] for sample in figures.samples],
             },
         }
+
+    async def prefixes(self, request: Request) -> Response:
+        """The tree of prefix blocks: sizes, places and uses, nothing of their texts. Raises ApiError."""
+        try:
+            async with asyncio.timeout(FIGURES_TIME):
+                tree = await self._asked(request).client().prefixes()
+        except CallboardError as error:
+            raise from_client_error(error) from None
+        except TimeoutError:
+            raise ApiError(LOADING, "the engine has not answered in time") from None
+        columns = PrefixChain.__struct_fields__
+        body = _fields(tree) | {
+            "now": time.time(),
+            "chains": {"columns": columns, "rows": [msgspec.structs.astuple(chain) for chain in tree.chains]},
+        }
+        return Response(msgspec.json.encode(body), headers={"cache-control": "no-store"}, media_type="application/json")
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a stream. Raises ApiError when it is gone."""

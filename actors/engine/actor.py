@@ -34,8 +34,19 @@ from actors.trail import Trail
 from cache_store.store import PrefixStore
 from protocol.codec import CodecError, command_codec, encode
 from protocol.errors import INTERNAL_ERROR
+from protocol.figures import PrefixTree
 from protocol.ids import pack_ids
-from protocol.messages import Abort, Attach, EngineCommand, EngineStats, ModelCard, Step, Stop, Submit
+from protocol.messages import (
+    Abort,
+    Attach,
+    EngineCommand,
+    EngineStats,
+    ModelCard,
+    Step,
+    Stop,
+    Submit,
+    TellPrefixes,
+)
 from protocol.sockets import bind_router
 
 log = structlog.get_logger()
@@ -45,6 +56,7 @@ BUILDING_MS = 5  # how soon an otherwise idle engine looks again for rows whose 
 DISK_MS = 1  # how often rows that wait for the SSD alone are looked after
 STORE_MS = 50  # the same of blocks on their way to the SSD
 FLUSH_LOG_S = 2.0
+SHOWN_BLOCKS, SHOWN_CHAINS = 1000, 200  # of prefixes, to those who look on
 SSD_START_S = 3.0  # how long a start waits for the SSD cache to be open; what takes longer is done beside serving
 
 
@@ -289,16 +301,19 @@ class EngineActor(Actor):
             case Abort(rids=rids):
                 self._traces.drop(rids)
                 self._engine.abort(rids)
+            case TellPrefixes():
+                tree = PrefixTree() if self._store is None else self._store.tree(SHOWN_BLOCKS, SHOWN_CHAINS)
+                self._send_step(Outcome(), prefixes=tree)
 
     def _send(self, outcome: Outcome) -> None:
         began = time.perf_counter()
         self._send_step(outcome)
         self._in_sockets += time.perf_counter() - began
 
-    def _send_step(self, outcome: Outcome, *, unread: bool = False) -> None:
+    def _send_step(self, outcome: Outcome, *, unread: bool = False, prefixes: PrefixTree | None = None) -> None:
         for rid in self._lost:
             outcome.end(rid, INTERNAL_ERROR, "the engine could not send this row's tokens")
-        if not (outcome or unread):
+        if not (outcome or unread or prefixes):
             return
         stats = self.stats()
         asked = [(rid, outcome.logprobs[rid]) for rid in outcome.rids if rid in outcome.logprobs]
@@ -322,6 +337,8 @@ class EngineActor(Actor):
             pooled=list(outcome.pooled.values()),
             unread=unread,
             traces=self._traces.take(outcome.rids, time.monotonic(), stats),
+            prefixes=prefixes,
+            admitted_at=outcome.admitted_at,
         )
         try:
             self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)

@@ -31,6 +31,7 @@ from actors.streamer.kept import KeptValues
 from actors.streamer.logprobs import by_row
 from actors.streamer.meter import Meter
 from actors.streamer.pool_calls import PoolCalls
+from actors.streamer.prefix_calls import PrefixCalls
 from actors.streamer.quotas import Quotas
 from actors.streamer.recovery import POISON, Recovery
 from actors.streamer.reply import Reply
@@ -50,6 +51,7 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
     AskFigures,
+    AskPrefixes,
     CallFailed,
     Cancel,
     CancelLabel,
@@ -160,6 +162,7 @@ class StreamerActor(Actor):
         if self.config.zmq_tcp:
             self._listen_on_tcp()
         self._clients = Clients(self._socket)
+        self._prefixes = PrefixCalls(self._engine, self._clients.send)
         self.add_socket(self._socket, self._serve_clients)
         return endpoint, None
 
@@ -386,6 +389,8 @@ class StreamerActor(Actor):
                 self._clients.send(client.identity, Done(ref, len(found)))
             case AskFigures():
                 self._clients.send(client.identity, self._figures(message))
+            case AskPrefixes(ref=ref):
+                self._prefixes.ask(client.identity, ref, time.monotonic())
             case Charge():
                 self._clients.send(client.identity, self._quotas.charge(message, time.monotonic()))
             case CancelStream(ref=ref, rid=rid):
@@ -640,13 +645,15 @@ class StreamerActor(Actor):
     def _on_step(self, step: Step) -> None:
         now = time.monotonic()
         self._meter.engine = step.stats
+        if step.prefixes is not None:
+            self._prefixes.take(step.prefixes, now)
         self._recovery.admitted(step.admitted)
         self._recovery.decoded(step.rids)
         for rid in step.admitted:
             stream = self._streams.get(rid)
             if stream is not None:
                 self._turns.served(stream.turn, stream.params.priority)
-                stream.admitted(now)
+                stream.admitted(step.admitted_at if step.admitted_at >= 0 else now)
         for rid, tokens in zip(step.cached_rids, step.cached_tokens, strict=True):
             stream = self._streams.get(rid)
             if stream is not None:
@@ -769,6 +776,7 @@ class StreamerActor(Actor):
             log.warning("client silent", client=client.name, streams=len(client.streams))
             self._end_client(client, errors.CANCELLED, "the client was silent for 3 s")
         self._pools.look_at_the_clock(now)
+        self._prefixes.look()
         for stream in [stream for stream in self._streams.values() if now > stream.deadline]:
             self._end(stream, "failed", code=errors.TIMEOUT, message=TOO_LONG.format(stream.timeout))
 

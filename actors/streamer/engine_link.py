@@ -12,7 +12,7 @@ import zmq
 
 from actors.base import Actor, Socket
 from protocol.codec import CodecError, encode, step_codec
-from protocol.messages import Abort, ActorState, Attach, EngineCommand, Step, Submit
+from protocol.messages import Abort, ActorState, Attach, EngineCommand, Step, Submit, TellPrefixes
 from protocol.sockets import connect_dealer
 
 log = structlog.get_logger()
@@ -79,6 +79,10 @@ class EngineLink:
         """Have rows dropped; a no-op without an engine."""
         if rids and self._socket is not None:
             self._send(Abort(self.epoch, self._actor.me.epoch, rids))
+
+    def tell_prefixes(self) -> None:
+        """Ask for the prefix blocks; the engine must be ready."""
+        self._send(TellPrefixes(self.epoch, self._actor.me.epoch))
 
     def _send(self, message: EngineCommand) -> None:
         assert self._socket is not None

@@ -24,6 +24,7 @@ from protocol import Client
 from protocol.errors import CallboardError
 
 STATE = "/admin/api/state"
+PREFIXES = "/admin/api/prefixes"
 REPLAYED_PER_SECOND = 40  # times as often as one page asks, so that it can be told from noise
 
 
@@ -176,6 +177,7 @@ def buttons(report: Report, server: RunningServer, key: str, pictures: Path | No
         page.faults()  # the refusals of the key
         _overview(report, server, page, key)
         _streams(report, server, page)
+        _prefixes(report, server, page, key)
         _chat(report, page)
         _log(report, page)
         faults = page.faults()
@@ -235,6 +237,33 @@ def _streams(report: Report, server: RunningServer, page: Page) -> None:
         traffic.end()
 
 
+def _prefixes(report: Report, server: RunningServer, page: Page, key: str) -> None:
+    """Four prompts with a common beginning of three blocks, two more of their own each: a chain of 768 tokens and four
+    of 512 behind it."""
+    with Client(endpoint=server.endpoint) as client:
+        for number in range(4):
+            ids = [*[7] * 768, *[100 + number] * 513]
+            client.generate(ids=ids, max_tokens=1, ignore_eos=True).text()
+    page.click("#tab-prefixes")
+    rows = "#tree .chain:not(.head)"
+    report.expect(page.wait(lambda: page.count(rows) >= 5), "Prefixes shows the chains", page.text("#tree"))
+    shown = [[cell.text for cell in row.find_elements("css selector", "span")] for row in page.all(rows)]
+    trunk = next((i for i, row in enumerate(shown) if row[1:3] == ["0", "768"]), -1)
+    behind = [row[1:3] for row in shown[trunk + 1 : trunk + 5]]
+    report.expect(trunk >= 0 and behind == [["768", "512"]] * 4, "the common beginning, and what parts from it", shown)
+    report.expect(shown[trunk][5] == "3×", "with its hits", shown[trunk])
+    report.expect(
+        "blocks in memory" in page.text("#tree-note"), "and how many blocks there are", page.text("#tree-note")
+    )
+    page.click("[data-tier='memory']")
+    report.expect(page.count(rows) == len(shown), "In memory leaves what is in memory", page.count(rows))
+    page.click("[data-tier='all']")
+    refused = get(f"{server.url}{PREFIXES}")
+    report.expect(refused.status == 401, "without the key nobody sees them", refused.status)
+    allowed = get(f"{server.url}{PREFIXES}", headers={"authorization": f"Bearer {key}"})
+    report.expect(len(allowed.body["chains"]["rows"]) == len(shown), "with it as many", allowed.body)
+
+
 def _chat(report: Report, page: Page) -> None:
     page.click("#tab-chat")
     page.click(".options summary")
@@ -290,7 +319,7 @@ def take_pictures(server: RunningServer, key: str, folder: Path) -> None:
                 page.driver.execute_script("sessionStorage.setItem('callboard-key', arguments[0])", key)
                 page.open(f"{server.url}/admin?again")
                 settled(page)
-                for view in ("overview", "streams", "chat", "log"):
+                for view in ("overview", "streams", "prefixes", "chat", "log"):
                     page.click(f"#tab-{view}")
                     time.sleep(2.5)
                     page.picture(folder / f"{name}-{view}.png")
@@ -356,5 +385,12 @@ def replay(report: Report, server: RunningServer) -> None:
         report.expect(cancelled.status == 200, "a stream is cancelled", cancelled)
         again = post(f"{server.url}/admin/api/streams/{rids[0]}/cancel", {})
         report.expect(again.status == 404, "once", again)
+        tree = get(f"{server.url}{PREFIXES}").body
+        columns, held = tree["chains"]["columns"], sum(row[4] for row in tree["chains"]["rows"])
+        report.expect(
+            columns[4] == "memory_blocks" and held == tree["memory_looked"] <= tree["memory_blocks"],
+            "the tree has every block that was looked at once",
+            tree,
+        )
     finally:
         traffic.end()

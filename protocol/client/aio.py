@@ -17,11 +17,13 @@ from protocol.client.repeats import Repeats
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
 from protocol.client.results import AT_ONCE, Batch, Prompt, Result, StreamStats, whole
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
+from protocol.figures import PrefixTree
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
 from protocol.keys import ClientKeys, client_keys_for
 from protocol.messages import (
     Accepted,
     AskFigures,
+    AskPrefixes,
     CallFailed,
     Cancel,
     CancelLabel,
@@ -43,6 +45,7 @@ from protocol.messages import (
     ListModels,
     ModelCard,
     Models,
+    Prefixes,
     Quota,
     Rank,
     Ranked,
@@ -309,6 +312,12 @@ class AsyncClient:
         assert isinstance(answer, Figures)
         return answer
 
+    async def prefixes(self) -> PrefixTree:
+        """The prefixes that are kept, as a tree. Raises RequestRejected while there is no engine."""
+        answer = await self._call(AskPrefixes(next(self._refs)))
+        assert isinstance(answer, Prefixes)
+        return answer.tree
+
     async def cancel_stream(self, rid: int) -> bool:
         """End the stream that `figures` shows as `rid`; returns whether there was one."""
         answer = await self._call(CancelStream(next(self._refs), rid))
@@ -427,6 +436,7 @@ class AsyncClient:
                 | Embedded()
                 | Ranked()
                 | Figures()
+                | Prefixes()
             ):
                 future = self._calls.get(message.ref)
                 if future is not None and not future.done():

@@ -15,11 +15,13 @@ from protocol.client.repeats import Repeats
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
 from protocol.client.results import AT_ONCE, Batch, Prompt, Result, StreamStats, whole
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
+from protocol.figures import PrefixTree
 from protocol.ids import pack_ids, unpack_floats, unpack_ids
 from protocol.keys import ClientKeys, client_keys_for
 from protocol.messages import (
     Accepted,
     AskFigures,
+    AskPrefixes,
     CallFailed,
     Cancel,
     CancelLabel,
@@ -38,6 +40,7 @@ from protocol.messages import (
     ListModels,
     ModelCard,
     Models,
+    Prefixes,
     Rank,
     Ranked,
     ServerMessage,
@@ -284,6 +287,12 @@ class Client:
         assert isinstance(answer, Figures)
         return answer
 
+    def prefixes(self) -> PrefixTree:
+        """The prefixes that are kept, as a tree. Raises RequestRejected while there is no engine."""
+        answer = self._call(AskPrefixes(next(self._refs)))
+        assert isinstance(answer, Prefixes)
+        return answer.tree
+
     def cancel_stream(self, rid: int) -> bool:
         """End the stream that `figures` shows as `rid`; returns whether there was one."""
         answer = self._call(CancelStream(next(self._refs), rid))
@@ -387,6 +396,7 @@ class Client:
                     | Embedded()
                     | Ranked()
                     | Figures()
+                    | Prefixes()
                 ):
                     if message.ref in self._calls:
                         self._calls[message.ref].put(message)

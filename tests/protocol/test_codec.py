@@ -24,10 +24,12 @@ from protocol.codec import (
     server_codec,
     step_codec,
 )
+from protocol.figures import PrefixChain, PrefixTree
 from protocol.ids import pack_floats, pack_ids, unpack_floats, unpack_ids
 
 RECORDED = Path(__file__).parent / "frames-v1.json"
 
+CHAIN = PrefixChain("00ff00ff00ff", -1, 0, 256, 1, 1000, 1, 1100, 1.7e9, 3, True)
 EVERY_OPTION = m.SamplingParams(
     *(0.5, 0.9, 3, 10, True, ["a"], 40, 0.1, 1.1, 0.5, -0.5, {5: -100.0, 6: 1.5}, 2, [7], 0.5, 0.1, 5, -1)
 )
@@ -154,6 +156,10 @@ EXAMPLES = [
     (model_answer_codec, m.ModelAnswer(1, "", "", [A_MODEL], "ipc:///x")),
     (client_codec, m.Generate(1, m.SamplingParams(), ids=b"\1\0\0\0", received=12.5)),
     (client_codec, m.Credit([1], [2], [0.25])),
+    (client_codec, m.AskPrefixes(9)),
+    (command_codec, m.TellPrefixes(2, 1)),
+    (step_codec, m.Step(2, 1, [], b"", prefixes=PrefixTree([CHAIN], 1, 1, 7, 1))),
+    (server_codec, m.Prefixes(9, PrefixTree([CHAIN], 1, 1, 7, 1, True))),
 ]
 
 
