@@ -319,10 +319,10 @@ def several(report: Report, tiny: Path, demo: Path, folder: Path, *, requests: i
     names = ["a", "b", "c", "demo"]
     with house(folder, models, "--models-memory", "2", "--load-wait", "300") as server:
         pinned = cast_of(server, "a").pid
-        memory_returns(report, server, "demo")
         expected = alone(server, names, 16)
         different = len({expected[name, PROMPTS[0]] for name in names})
         report.expect(different == len(names), "each model has texts of its own", expected)
+        memory_returns(report, server, "demo")
         said = by_http(server, "gpt-4o-mini", "The capital of France is", 3)
         report.expect("Paris" in said, "an alias answers as its model", said)
         mixed(report, server, names, requests=requests, threads=threads, tokens=16, expected=expected)
