@@ -64,6 +64,7 @@ class Supervisor(Keeper):
         self._failed = ""
         self._farewell = "the server was stopped"
         self._awake = Awake()
+        self._told_seq = 0  # of the probe behind the first word that all is ready, until the streamer has answered it
 
     def run(self) -> int:
         """Serve until a signal or a failure. 0 after an orderly end, 1 with the cause on stderr otherwise."""
@@ -139,6 +140,10 @@ class Supervisor(Keeper):
             if self._phase is Phase.LOADING and self._table.all_ready():
                 self._phase = Phase.SERVING
                 self._broadcast()
+                self._told_seq = self._probes + 1
+                self._next_probe = now
+            if self._told_seq and all(s.answered >= self._told_seq for s in self._table.of_role("streamer")):
+                self._told_seq = 0  # the streamer knows of all others: what is asked now isn't refused as loading
                 self._on_ready(self._table)
             if self._signals and self._phase is not Phase.DRAINING:
                 if self._phase is Phase.LOADING:

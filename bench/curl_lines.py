@@ -6,6 +6,7 @@ import subprocess
 from bench.harness import ROOT
 
 POOLED = ("/v1/embeddings", "/v1/rerank")  # served by servers that were started for them
+SEVERAL = "$URL/models/"  # what is for servers of several models
 
 
 def api_text() -> str:

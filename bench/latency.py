@@ -53,12 +53,12 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def in_engine(self) -> float:
-        """Seconds from the engine's taking it in to its sending the token: its turns, model and Python."""
+        """Seconds from the engine's taking it in to its sending the token: its turns, model and all else."""
         return sum(self.parts[4:8])
 
     @property
     def in_model(self) -> float:
-        """Seconds of these that the engine waited for the device."""
+        """Seconds of these in the model: building its graph, feeding the device and waiting for it."""
         return self.parts[4]
 
 

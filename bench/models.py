@@ -6,6 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
 from bench.harness import ROOT
 from server.models.cache import built_once
 from server.models.demo import demo_model
@@ -23,6 +26,21 @@ def tiny_model() -> Path:
     spec.loader.exec_module(module)
     folder: Path = module.tiny_model()
     return folder
+
+
+def other_tiny(number: int) -> Path:
+    """The tiny model with another head, so that it says other things: its rows stand `number` places further on."""
+
+    def make(folder: Path) -> None:
+        tiny = tiny_model()
+        for file in tiny.iterdir():
+            if file.is_file() and file.suffix != ".safetensors":
+                shutil.copy(file, folder / file.name)
+        weights = load_file(tiny / "model.safetensors")
+        weights["lm_head.weight"] = np.roll(weights["lm_head.weight"], number, axis=0)
+        save_file(weights, str(folder / "model.safetensors"), metadata={"format": "mlx"})
+
+    return built_once(f"{tiny_model().name}-turned-{number}", make, waiting=lambda: None)
 
 
 def demo_folder() -> Path:

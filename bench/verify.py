@@ -30,6 +30,7 @@ from bench.checks import (
     clients,
     crowds,
     dashboard,
+    dashboard_models,
     deaths,
     doctor,
     fair_clients,
@@ -55,6 +56,7 @@ from bench.checks import (
     restores,
     rooms,
     same,
+    several_clients,
     soaks,
     structured,
     surroundings,
@@ -63,8 +65,9 @@ from bench.checks.report import Report
 from bench.facts import machine_facts, without_paths
 from bench.faults.inject import Faults
 from bench.harness import ROOT, RunningServer, callboard, clean_environment, exit_on_sigterm, kill_all
+from bench.houses import house_of, states
 from bench.load.plan import Plan
-from bench.models import DEMO, demo_folder, tiny_model
+from bench.models import DEMO, demo_folder, other_tiny, tiny_model
 from bench.peers import PEERS
 from server.models.cache import cache_root
 
@@ -247,6 +250,18 @@ def dashboard_buttons(report: Report) -> None:
     pictures = cache_root() / "dashboard-pictures"
     with RunningServer(tiny_model(), "--api-key", "open sesame") as server:
         dashboard.buttons(report, server, "open sesame", pictures)
+    two = {"alpha": tiny_model(), "beta": other_tiny(101)}
+    with house_of(two, "--api-key", "open sesame") as server:
+        dashboard_models.models(report, server, "open sesame", pictures)
+
+
+def clients_at_once(report: Report) -> None:
+    """All client libraries at once on three models, of which two fit."""
+    models: dict[str, str | Path] = {"alpha": tiny_model(), "beta": other_tiny(101), "demo": DEMO}
+    with house_of(models, "--models-memory", "3", ready_seconds=300) as server:
+        several_clients.clients_at_once(report, server, [*models], [*several_clients.LIBRARIES])
+        loads = {name: state["loads"] for name, state in states(server).items()}
+    report.measured("loads", loads)
 
 
 def events_of_blocks(report: Report) -> None:
@@ -345,6 +360,7 @@ CHECKS: dict[str, Check] = {
     "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
     "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
     "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
+    "clients-at-once": clients_at_once,
     "latency": lambda report: latency.latency(report, tiny_model(), requests=300),
     "node": on_tiny(lambda report, server: node.node_client(report, server, cache_root() / "node-example")),
     "fair-clients": on_tiny(

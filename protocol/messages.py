@@ -694,9 +694,10 @@ class PrefixStats(Struct, frozen=True, array_like=True):
 class EngineStats(Struct, frozen=True, array_like=True):
     """The engine's load after a step. `step` counts completed turns that ran the model.
 
-    Sums since the start: seconds the engine's thread spent `in_model` (waiting for the device), `in_python` (planning,
-    building graphs, reading results) and `in_sockets`; tokens prefilled and decoded; rows parked for want of memory.
-    `memory` and `cache` are bytes: all that MLX holds, and the rows' caches in it.
+    Sums since the start: seconds the engine's thread spent `in_model` (building its graph, feeding the device, waiting
+    for it), `in_python` (planning, joining, sampling's set-up, reading results) and `in_sockets`; tokens prefilled and
+    decoded; rows parked for want of memory. `memory` and `cache` are bytes: all that MLX holds, and the rows' caches in
+    it.
     """
 
     step: int = 0
@@ -717,7 +718,8 @@ class EngineStats(Struct, frozen=True, array_like=True):
 class Step(Struct, frozen=True, array_like=True, tag=63):
     """What one step of the engine brought for all rows, in columns.
 
-    `tokens` (uint32-LE) holds one token per entry of `rids`. `admitted` names rows whose prefill began.
+    `tokens` (uint32-LE) holds one token per entry of `rids`. `admitted` names rows whose prefill began, at the time
+    `admitted_at` of the monotonic clock.
     `ended[i]` ended with `reasons[i]` (stop, length, or an error code of `protocol.errors`) and, for errors,
     `errors[i]`. The token that ended a row with stop (end of sequence, or one of its `stop_token_ids`) is among
     the tokens. `logprob_rids` names those of `rids` whose requests asked for log-probabilities, with that of the
@@ -747,6 +749,7 @@ class Step(Struct, frozen=True, array_like=True, tag=63):
     unread: bool = False
     traces: list[EngineTrace] = []
     prefixes: PrefixTree | None = None
+    admitted_at: float = -1.0
 
 
 # -- supervisor <-> actors ---------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from server.backends import Backends
 from server.errors import NOT_FOUND, ApiError, from_client_error, invalid
 from server.health import held_model
 from server.log_tail import read_tail
+from server.metrics import latest
 
 FILES = Path(__file__).parent / "dashboard"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -95,11 +96,11 @@ class Admin:
 
     def _body(self, backend: Backend, figures: Figures) -> dict[str, Any]:
         backends, system = self._backends, backend.state
-        engine: EngineStats = figures.engine if figures.engine.step else system.engine
+        engine: EngineStats = latest(system, figures)
         prefix: PrefixStats = engine.prefix
         known = [system] if backends.house is None else [backends.system, system]
         actors = [*known[0].actors, *(actor for each in known[1:] for actor in each.actors)]
-        own = [each.supervisor for each in known if each.supervisor is not None]
+        own = [known[0].supervisor] if known[0].supervisor is not None else []
         card = backend.card
         now = time.time()
         return {

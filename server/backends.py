@@ -140,6 +140,12 @@ class Backends:
             if not self._waiting[name]:
                 del self._waiting[name]
 
+    async def left_behind(self, backend: Backend, client: AsyncClient, seconds: float) -> None:
+        """Wait until a model has another connection than `client`, or none; at most so long."""
+        until = self._clock() + seconds
+        while backend.client_while_held() is client and (left := until - self._clock()) > 0:
+            await self._next_change(left)
+
     async def _next_change(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):

@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.types import Receive
 
+from protocol import AsyncClient
 from protocol.errors import DRAINING, LOADING, SERVER_LOST, SERVER_STOPPED, CallboardError
 from server.backend import Backend
 from server.backends import Backends
@@ -14,6 +15,7 @@ from server.request_body import ClientGone
 from server.request_log import RequestRecord
 
 TRIES = 4  # a request may meet a model that is being unloaded so often, before it fails
+PAUSE = 1.0  # seconds until one that was refused asks the same connection again
 _LEAVING = (DRAINING, LOADING, SERVER_LOST, SERVER_STOPPED)
 
 
@@ -26,6 +28,7 @@ class Chooser:
         self._receive = receive
         self._keep_alive: float | None = None
         self._backend: Backend | None = None
+        self._client: AsyncClient | None = None
         self._tries = 0
 
     async def __call__(self, asked: str | None, keep_alive: float | None = None) -> Backend:
@@ -36,9 +39,12 @@ class Chooser:
         backend = self._backends.find(asked)
         self._backend, self._keep_alive = backend, keep_alive
         self._tries += 1
+        if self._client is not None:  # the refusal comes before the word that the model leaves
+            await _unless_gone(self._receive, self._backends.left_behind(backend, self._client, PAUSE))
         client = self._backends.at_once(backend)
         if client is None:
             client = await _unless_gone(self._receive, self._backends.wait(backend))
+        self._client = client
         if self._record.charge is not None:
             charge, self._record.charge = self._record.charge, None
             await charge(client)

@@ -89,6 +89,10 @@ def main(argv: list[str] | None = None) -> int:
             from server.cli_servers import stop
 
             return stop(args)
+        case "load" | "unload" | "pin" | "unpin":
+            from server.cli_held import order_model
+
+            return order_model(args)
         case "top":
             from server.cli_top import top
 

@@ -20,8 +20,22 @@ def add_other_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPa
 
     top = commands.add_parser("top", help="watch a running server: actors, throughput, streams")
     top.add_argument("--name", help="name of the running server (default: the only one)")
+    top.add_argument("--model", help="of several models the one to watch (default: the first that is loaded)")
     top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
     top.add_argument("--once", action="store_true", help="print it once")
+
+    for action, text in (
+        ("load", "load a model of a running server of several"),
+        ("unload", "unload one: its streams may finish, its memory comes back"),
+        ("pin", "load a model of a running server of several, and have it stay"),
+        ("unpin", "let it be unloaded again when others need its memory"),
+    ):
+        order = commands.add_parser(action, help=text)
+        order.add_argument("model", metavar="MODEL", help="its name or an alias, see `callboard ps`")
+        order.add_argument("--name", help="name of the running server (default: the only one)")
+        if action == "load":
+            stay = "seconds it may stay without streams; -1 for ever (default: as the server was told)"
+            order.add_argument("--keep-alive", type=float, metavar="S", help=stay)
 
     commands.add_parser("ls", help="list the models on this machine")
     pull = commands.add_parser("pull", help="fetch a model from the hub; what broke off is resumed")

@@ -128,13 +128,15 @@ def rm(model: str, *, yes: bool) -> int:
 
 
 def _served() -> set[str]:
-    """Folders of the models that running servers have."""
-    from actors.config import read_config
+    """Folders of the models that running servers have in memory."""
+    from actors.config import config_path, read_config
 
     found = set()
     for record in running_servers():
-        try:
-            found.add(read_config(Path(record.run_dir)).model_path)
-        except (OSError, ValueError):
-            continue
+        run_dir = Path(record.run_dir)
+        for folder in (run_dir, *(path.parent for path in run_dir.glob(f"m*/{config_path(run_dir).name}"))):
+            try:
+                found.add(read_config(folder).model_path)
+            except (OSError, ValueError):
+                continue
     return found

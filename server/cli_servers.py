@@ -12,36 +12,49 @@ import psutil
 from protocol import Client
 from protocol.endpoints import ServerRecord, find_server, running_servers
 from protocol.errors import CallboardError, ServerNotFound
-from protocol.messages import Figures
+from protocol.messages import ModelState
 from server.cli_cache import age, size
+from server.cli_held import held_models, models_table
 
 LEAVE_TIME = 60.0  # seconds a server may take to leave beyond what it was given to drain
 POLL = 0.1
 
 
 class ServerLoad(NamedTuple):
-    """What `ps` shows of a server besides its record. `memory` is of all its processes, in bytes."""
+    """What `ps` shows of a server besides its record. `memory` is of all its processes, in bytes; `counts` are running
+    streams, others, and tokens generated, None while it doesn't answer."""
 
-    figures: Figures | None
+    counts: tuple[int, int, int] | None
     seconds: float
     memory: int
+    models: list[ModelState]
 
 
 def load_of(record: ServerRecord) -> ServerLoad:
-    """Ask a server for its figures; None in their place while it doesn't answer."""
-    figures = None
+    """Ask a server how it stands."""
+    counts, models = None, []
     try:
-        with Client(endpoint=record.endpoint, reconnect=0.0) as client:
-            figures = client.figures()
+        models = held_models(record)
+        endpoints = [held.endpoint for held in models if held.endpoint] if record.models else [record.endpoint]
+        found = [_counts(endpoint) for endpoint in endpoints]
+        counts = sum(one[0] for one in found), sum(one[1] for one in found), sum(one[2] for one in found)
     except CallboardError:
         pass
     try:
         process = psutil.Process(record.pid)
         family = [process, *process.children(recursive=True)]
         memory = sum(member.memory_info().rss for member in family)
-        return ServerLoad(figures, time.time() - process.create_time(), memory)
+        return ServerLoad(counts, time.time() - process.create_time(), memory, models)
     except psutil.Error:
-        return ServerLoad(figures, 0.0, 0)
+        return ServerLoad(counts, 0.0, 0, models)
+
+
+def _counts(endpoint: str) -> tuple[int, int, int]:
+    """Running streams, others, and tokens generated, of one model. Raises CallboardError."""
+    with Client(endpoint=endpoint, reconnect=0.0) as client:
+        figures = client.figures()
+    running = figures.phases.get("running", 0)
+    return running, sum(figures.phases.values()) - running, figures.counts.generated
 
 
 def ps() -> int:
@@ -58,14 +71,15 @@ def ps() -> int:
         table.add_column(column, overflow="fold")
     for column in ("pid", "up", "running", "waiting", "tokens", "memory"):
         table.add_column(column, justify="right")
+    tables = [table]
     for record in records:
-        figures, seconds, memory = load_of(record)
-        load = ["-"] * 3
-        if figures is not None:
-            waiting = sum(count for phase, count in figures.phases.items() if phase != "running")
-            load = [str(figures.phases.get("running", 0)), str(waiting), str(figures.counts.generated)]
-        table.add_row(record.name, record.model, record.http, str(record.pid), age(seconds), *load, size(memory))
-    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
+        counts, seconds, memory, models = load_of(record)
+        load = map(str, counts) if counts is not None else ["-"] * 3
+        model = f"{len(models)} models" if models else record.model
+        table.add_row(record.name, model, record.http, str(record.pid), age(seconds), *load, size(memory))
+        if models:
+            tables.append(models_table(models, f"models of {record.name}"))
+    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(*tables, sep="\n\n")
     return 0
 
 

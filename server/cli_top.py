@@ -1,9 +1,11 @@
 """`callboard top`: the actors, the load and the streams of a running server, in the terminal, once a second."""
 
 import argparse
+import contextlib
 import itertools
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -16,10 +18,11 @@ from rich.text import Text
 
 from protocol import Client
 from protocol.endpoints import ServerRecord, find_server
-from protocol.errors import CallboardError
+from protocol.errors import MODEL_NOT_FOUND, CallboardError, RequestRejected
 from protocol.figures import Sample
-from protocol.messages import Figures
+from protocol.messages import Figures, ModelState
 from server.cli_cache import age, size
+from server.cli_held import held_models, models_table
 from server.cli_http import health
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -33,9 +36,8 @@ def top(args: argparse.Namespace) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     try:
         server = find_server(args.name)
-        with Client(server.name) as client:
-            client.figures()
-            _watch(server, client, args, console)
+        with contextlib.closing(Watched(server, args.model)) as watched:
+            _watch(server, watched, args, console)
     except KeyboardInterrupt:
         return 0
     except CallboardError as error:
@@ -44,15 +46,53 @@ def top(args: argparse.Namespace) -> int:
     return 0
 
 
-def _watch(server: ServerRecord, client: Client, args: argparse.Namespace, console: Console) -> None:
+class Watched:
+    """The streamer that is watched; of several models that of `model`, or of the first one that is loaded."""
+
+    def __init__(self, server: ServerRecord, model: str | None) -> None:
+        self._server = server
+        self._model = model
+        self._client: Client | None = None
+        self._endpoint = ""
+        self.models: list[ModelState] = []
+
+    def figures(self, streams: int, since: float) -> Figures:
+        """What it counts; nothing while the model isn't loaded. Raises CallboardError when there is no such server."""
+        if not self._server.models:
+            self._client = self._client or Client(self._server.name)
+            return self._client.figures(streams, since)
+        self.models = held_models(self._server)
+        named = [one for one in self.models if self._model in (None, one.name, *one.aliases)]
+        if not named:
+            names = ", ".join(one.name for one in self.models)
+            raise RequestRejected(MODEL_NOT_FOUND, f"there is no model {self._model!r}; there are {names}")
+        endpoint = next((one.endpoint for one in named if one.endpoint), "")
+        try:
+            if endpoint != self._endpoint:
+                self.close()
+                self._client, self._endpoint = Client(endpoint=endpoint, reconnect=0.0), endpoint
+            if self._client is not None:
+                return self._client.figures(streams, since)
+        except CallboardError:  # it was unloaded just now
+            self.close()
+        return Figures(0)
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._client is not None:
+            self._client.close()
+        self._client, self._endpoint = None, ""
+
+
+def _watch(server: ServerRecord, watched: Watched, args: argparse.Namespace, console: Console) -> None:
     samples: list[Sample] = []
 
     def look() -> RenderableType:
-        rows = max(3, console.size.height - _OTHER_ROWS)
-        figures = client.figures(rows, samples[-1].at if samples else time.time() - _WIDTH - 2)
+        rows = max(3, console.size.height - _OTHER_ROWS - len(watched.models))
+        figures = watched.figures(rows, samples[-1].at if samples else time.time() - _WIDTH - 2)
         samples.extend(figures.samples)
         del samples[:-_WIDTH]
-        return screen(server, figures, samples, _health(server.http))
+        return screen(server, figures, samples, _health(server.http), watched.models)
 
     if args.once:
         console.print(look())
@@ -70,16 +110,23 @@ def _health(url: str) -> dict[str, Any]:
         return {}
 
 
-def screen(server: ServerRecord, figures: Figures, samples: list[Sample], state: dict[str, Any]) -> RenderableType:
+def screen(
+    server: ServerRecord,
+    figures: Figures,
+    samples: list[Sample],
+    state: dict[str, Any],
+    models: Sequence[ModelState] = (),
+) -> RenderableType:
     """All of it."""
     status = state.get("status", "no answer")
     head = Text.assemble(
         ("Callboard ", "bold"),
-        f"{server.name}  {server.model}  {server.http}  ",
+        f"{server.name}  {f'{len(models)} models' if models else server.model}  {server.http}  ",
         (status, _COLOURS.get(status, "red")),
     )
     return Group(
         head,
+        *((models_table([*models]), Text()) if models else ()),
         Columns([_load(figures, samples), _prefix(figures)], padding=(0, 2)),
         _plots(samples),
         _actors(server, state.get("actors", [])),

@@ -8,13 +8,14 @@ worker gives the same answer. `METRICS` names and explains all that is shown; do
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.figures import Histogram
-from protocol.messages import Figures, ModelsState, SystemState
+from protocol.messages import EngineStats, Figures, ModelsState, SystemState
 from server.backends import Backends
 from server.errors import invalid
 from server.metric_families import COUNTER, GAUGE, HISTOGRAM, exposition, family
@@ -107,6 +108,11 @@ def _single(value: float) -> Values:
     return {(): value}
 
 
+def latest(state: SystemState, figures: Figures) -> EngineStats:
+    """What the engine has said last: the streamer hears it with each step, the supervisor also when there is none."""
+    return figures.engine if figures.engine.step > state.engine.step else state.engine
+
+
 def process_values(state: SystemState, serving: bool) -> dict[str, Values | Histogram]:
     """The value of each metric that is about processes, by its labels."""
     actors = [*state.actors, *([state.supervisor] if state.supervisor is not None else [])]
@@ -127,7 +133,7 @@ def values_of(state: SystemState, figures: Figures | None, serving: bool) -> dic
     engine = state.engine
     found = process_values(state, serving)
     if figures is not None:
-        engine = figures.engine if figures.engine.step else engine
+        engine = latest(state, figures)
         counts = figures.counts
         phases = dict.fromkeys(("tokenizing", "waiting", "prefilling", "running"), 0) | figures.phases
         found |= {
@@ -234,6 +240,8 @@ class MetricsEndpoint:
             }
         ]
         if backends.house is not None:
-            own = process_values(backends.system, backends.status in ("ok", "degraded"))
+            system = backends.system  # whose casts tell of themselves, with the name of their model
+            actors = [actor for actor in system.actors if actor.role != "cast"]
+            own = process_values(replace(system, actors=actors), backends.status in ("ok", "degraded"))
             values += [{("",): own}, model_values(backends.models)]
         return Response(exposition(families(values)), media_type=CONTENT_TYPE_LATEST)

@@ -338,6 +338,7 @@ class EngineActor(Actor):
             unread=unread,
             traces=self._traces.take(outcome.rids, time.monotonic(), stats),
             prefixes=prefixes,
+            admitted_at=outcome.admitted_at,
         )
         try:
             self._socket.send_multipart([self._peer, encode(step)], zmq.NOBLOCK)

@@ -228,7 +228,7 @@ class DecodeBatch:
         mx.eval([(drawn.tokens, _arrays(drawn.logprobs)) for drawn in step.drawn])
         collected = Collected([], [], {})
         for rids, drawn in zip(step.slots, step.drawn, strict=True):
-            tokens = np.array(drawn.tokens).tolist()
+            tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]  # of one dimension
             live = [(rid, token) for rid, token in zip(rids, tokens, strict=True) if rid != FREE]
             collected.rids.extend(rid for rid, _ in live)
             collected.tokens.extend(token for _, token in live)

@@ -43,6 +43,7 @@ class Outcome(msgspec.Struct):
     tokens: list[int] = []
     logprobs: dict[int, RowLogprobs] = {}
     admitted: list[int] = []
+    admitted_at: float = -1.0
     ended: list[int] = []
     reasons: list[str] = []
     errors: list[str] = []
@@ -109,6 +110,7 @@ class Engine:
         self._clock = clock
         self._step_began = 0.0
         self._resets = 0
+        self._built_before = model.building
         self._turning = 0.0  # seconds spent in turns, less what `deliver` took
         self._delivering = 0.0  # of the turn so far
         self._prefilled_tokens = 0
@@ -155,15 +157,15 @@ class Engine:
     def stats(self) -> EngineStats:
         """The load now."""
         scheduler = self._scheduler
-        waited = self._lane.waited
+        in_model = self._lane.waited + self._model.building - self._built_before
         return EngineStats(
             self._steps,
             scheduler.running,
             scheduler.prefilling,
             scheduler.waiting + len(self._siblings) + self._constraints.building,
             memory=memory.in_use(),
-            in_model=waited,
-            in_python=self._turning - waited,
+            in_model=in_model,
+            in_python=self._turning - in_model,
             prefilled=self._prefilled_tokens,
             decoded=self._decoded_tokens,
             parked=scheduler.parkings,
@@ -383,7 +385,8 @@ class Engine:
         plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running, spent), running_bytes)
         if self._on_plan is not None:
             self._on_plan(plan)
-        outcome.admitted = plan.admit
+        if plan.admit:
+            outcome.admitted, outcome.admitted_at = plan.admit, time.monotonic()
         self._prefill.remove(plan.drop)
         self._batch.remove(plan.drop)
         if self._prefix is not None:
@@ -395,10 +398,12 @@ class Engine:
         self._swap_adapters(plan)
         step_before = self._batch.in_flight > 0
         began = 0.0
-        for _ in self._prefill.run(plan.chunks):
+        for forwards, _ in enumerate(self._prefill.run(plan.chunks)):
             began = began or self._lane.began
             self._collect(outcome)
-            outcome = self._pass_on(outcome, deliver)
+            # Of rows that are only admitted nobody needs to hear before a short prompt's token.
+            if forwards or outcome.rids or outcome.ended:
+                outcome = self._pass_on(outcome, deliver)
             if self._resets != resets:
                 return
         if self._prefix is not None:
@@ -422,6 +427,12 @@ class Engine:
         if not plan.decode and (self._prefix is not None or self._batch.in_flight):
             self._lane.wait()  # what is left of the last step counts as the model's time
         self._collect(outcome, keep=1 if plan.decode else 0)
+        if plan.decode and not self._scheduler.goes_on:
+            # Nothing is to be built meanwhile, so these tokens need not wait for another turn.
+            if outcome.rids:
+                outcome = self._pass_on(outcome, deliver)
+            self._lane.wait()
+            self._collect(outcome)
         if self._prefix is not None:
             self._prefix.settle()
         if plan.decode or plan.chunks or step_before:

@@ -4,6 +4,7 @@ Used by the engine process alone, on its one thread. The tokenizer is not loaded
 """
 
 import resource
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -78,6 +79,7 @@ class Model:
         self.row_memory = RowMemory()
         self.block_layout: BlockLayout | None = None  # none until a first step, or for a kind that can't be cut
         self.adapters: Adapters | None = None
+        self.building = 0.0  # seconds that mlx-lm's own Python took to build graphs
 
     def hidden(self, ids: mx.array, caches: list[Cache] | None) -> mx.array:
         """Last hidden states (rows, tokens, width) of `ids` (rows, tokens)."""
@@ -97,10 +99,14 @@ class Model:
 
         `rids` names the rows, each of which gets its adapter; those of unknown ones get the bare model.
         """
+        began = time.perf_counter()
         if self.adapters is None:
-            return self._logits(ids, caches)
-        with self.adapters.chosen(rids):
-            return self._logits(ids, caches)
+            logits = self._logits(ids, caches)
+        else:
+            with self.adapters.chosen(rids):
+                logits = self._logits(ids, caches)
+        self.building += time.perf_counter() - began
+        return logits
 
     def _logits(self, ids: mx.array, caches: list[Cache]) -> mx.array:
         logits: mx.array = self._network(ids, cache=caches)

@@ -13,12 +13,12 @@ Words = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _COIN = np.uint64(0xD1B54A32D192ED03)
+_WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def stream_of(seed: int, choice: int) -> int:
     """64 bits that name the random sequence of one choice of one seed (any signed or unsigned 64-bit seed)."""
-    words = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, choice & 0xFFFF_FFFF_FFFF_FFFF], np.uint64)
-    return int(_mix(_mix(words[:1]) + words[1:] * _GOLDEN)[0])
+    return _mix_one(_mix_one(seed) + choice * int(_GOLDEN))
 
 
 def noise_keys(streams: Words, indices: Words) -> mx.array:
@@ -50,3 +50,11 @@ def _mix(words: Words) -> Words:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
+
+
+def _mix_one(word: int) -> int:
+    """The same of one word, in the place of which any integer may stand that is equal to it modulo 2^64."""
+    word &= _WORD
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
+    return word ^ word >> 31

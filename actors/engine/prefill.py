@@ -113,7 +113,10 @@ class Prefill:
         short = [chunk for chunk in chunks if self._grouped_with_others(chunk)]
         short.sort(key=lambda chunk: chunk.tokens)
         for group in group_by_length([chunk.tokens for chunk in short]):
-            yield from self._run_group([short[i].rid for i in group])
+            if len(group) > 1:
+                yield from self._run_group([short[i].rid for i in group])
+            else:  # the same without a batch of one
+                yield from self._run_alone(short[group.start])
         for chunk in chunks:
             if not self._grouped_with_others(chunk):
                 yield from self._run_alone(chunk)

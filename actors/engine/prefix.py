@@ -171,6 +171,10 @@ class PrefixCache:
         """
         self.settle()
         self._leave(request.rid)
+        length = len(request.ids) + len(request.generated)
+        if length < BLOCK:
+            self.store.count(hit_tokens=0, missed_tokens=length)
+            return False
         found = self._find(request)
         awaited = self._awaited(request, found) if patient else []
         if awaited:
@@ -179,13 +183,13 @@ class PrefixCache:
                 if (claimant := self.claims.claimant(key)) is not None:
                     self._lifts[claimant] = min(self._lifts.get(claimant, request.priority), request.priority)
             return True
-        blocks = (len(request.ids) + len(request.generated) - 1) // BLOCK
+        blocks = (length - 1) // BLOCK
         self._count(request, found)
         keys = request.keys(blocks)
         loaded = found.on_ssd()
         claim = self.claims.claim if patient else self.claims.take_over
         computed = keys[len(found.keys) :] if self._layout.has_blocks else []
-        ends = self.commits.snapshot_ends(len(request.ids) + len(request.generated))
+        ends = self.commits.snapshot_ends(length)
         snapshots = [snapshot_key(keys[end // BLOCK - 1]) for end in ends if end // BLOCK > len(found.keys)]
         claim(request.rid, [*loaded, *computed, *snapshots])
         if not found.keys:
@@ -199,7 +203,7 @@ class PrefixCache:
             found.tiers,
             found.snapshot,
             self._model.new_caches(),
-            len(request.ids) + len(request.generated),
+            length,
         )
         self._restoring[request.rid] = request, restoring
         return True

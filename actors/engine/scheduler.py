@@ -220,6 +220,12 @@ class Scheduler:
         return bool(self._waiting or self._prefilling or self._running or self._drop)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether there is more to launch behind the step of the last plan, whatever its tokens are."""
+        more = any(row.launched < row.budget for row in self._running.values())
+        return more or bool(self._waiting or self._prefilling)
+
+    @property
     def leaving(self) -> list[int]:
         """Rows that the next plan drops."""
         return self._drop

@@ -650,7 +650,7 @@ class StreamerActor(Actor):
             stream = self._streams.get(rid)
             if stream is not None:
                 self._turns.served(stream.turn, stream.params.priority)
-                stream.admitted(now)
+                stream.admitted(step.admitted_at if step.admitted_at >= 0 else now)
         for rid, tokens in zip(step.cached_rids, step.cached_tokens, strict=True):
             stream = self._streams.get(rid)
             if stream is not None:

@@ -9,9 +9,10 @@ stream that was being resumed is one only if that engine completed no step at al
 which it was at; without one all are suspects that it may have admitted. A death is charged to the suspect
 on trial, or to the only suspect there was; a stream charged twice is poison, and is failed alone.
 
-To halve the time of many trials, the next suspect follows already when the one before has been admitted: its prompt is
-then computed beside the other's first step. A death with two on trial is charged to neither; both are tried again
-later, each strictly alone.
+So that many trials take a turn of the engine each, the next suspect is on its way already while the one before is
+admitted, and that one's prompt is computed beside the first step of the one before it. A death that its trail can't put
+down to one of those on trial is charged to none; those that it may be put down to are tried again later, each strictly
+alone.
 
 A stream may also kill while it decodes, and always at the same place. So one that goes back is near that place until
 it has got `PASSED` tokens, and nobody is tried meanwhile. Streams that were near at `REPEATS` deaths in a row are
@@ -25,6 +26,7 @@ from math import isqrt
 POISON = 2  # deaths charged to a stream until it is given up
 PASSED = 4  # tokens after which a stream that went back is beyond the step that the engine died in: one was in flight,
 # and one or two had not reached us
+ON_TRIAL = 4  # at once: two on their way, one whose prompt is computed, one in its first step
 REPEATS = 3  # deaths in a row near the same place that make a decoding stream a suspect
 
 
@@ -67,6 +69,7 @@ class Recovery:
         self._up = False
         self._stepped = False
         self._group = 1  # decoding suspects that are tried at once
+        self._turned = False  # the engine has completed a turn since a suspect was submitted
 
     def __contains__(self, rid: int) -> bool:
         return rid in self._entries
@@ -106,7 +109,8 @@ class Recovery:
         self._up, self._stepped = True, False
 
     def admitted(self, rids: Iterable[int]) -> None:
-        """The engine has begun these prefills."""
+        """The engine has completed a turn, and begun these prefills in it."""
+        self._turned = True
         for rid in rids:
             entry = self._entries.get(rid)
             if entry is not None:
@@ -143,6 +147,7 @@ class Recovery:
         rids = [rid for rid in self._unsent if self._may_go_back(self._entries[rid])]
         if not rids and self._suspects:
             rids = self._next_trial()
+            self._turned &= not rids
             self._trial.update(dict.fromkeys(rids))
         elif not rids and not self._trial:
             rids = list(self._unsent)
@@ -162,9 +167,11 @@ class Recovery:
         first = next(iter(self._suspects))
         suspect = self._entries[first]
         if self._trial:
-            (before,) = [self._entries[rid] for rid in self._trial][-1:]
-            alone = before.alone or suspect.alone or before.decoder or suspect.decoder
-            return [first] if len(self._trial) == 1 and before.admitted and not alone else []
+            others = [self._entries[rid] for rid in self._trial]
+            waiting = sum(not entry.admitted for entry in others)
+            follows = waiting == 0 or (waiting == 1 and self._turned)
+            alone = any(entry.alone or entry.decoder for entry in (suspect, *others))
+            return [first] if len(others) < ON_TRIAL and follows and not alone else []
         if not self._stepped and self._silent:
             return []
         if any(rid not in self._silent or self._entries[rid].admitted for rid in self._near):
@@ -217,10 +224,12 @@ class Recovery:
             entry.suspect |= entry.decoder
         for rid in self._trial:
             self._entries[rid].repeats += rid in self._near
-        if len(self._trial) == 1 and not others:
-            return self._charge(next(iter(self._trial)))
         if self._trial:
-            for rid in self._trial:
+            known = [rid for rid in self._trial if trail is not None and self._was_at(rid, trail)]
+            tried = known or list(self._trial)
+            if len(tried) == 1 and not others:
+                return self._charge(tried[0])
+            for rid in tried:
                 self._entries[rid].alone = True
             return []
         suspects = self._silent_suspects(trail)

@@ -376,14 +376,22 @@ def _model(server: RunningServer) -> str:
         return client.models.list().data[0].id
 
 
-def _run(report: Report, command: list[str], what: str) -> Any:
+def run_script(command: list[str], seconds: float = 120.0) -> list[str]:
+    """The lines that a library's script prints, without a proxy. Raises RuntimeError with what it complained of."""
     environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "*"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
     if done.returncode:
-        report.expect(False, f"{what} runs", done.stderr[-800:])
+        raise RuntimeError(done.stderr[-800:])
+    return done.stdout.strip().splitlines()
+
+
+def _run(report: Report, command: list[str], what: str) -> Any:
+    try:
+        return json.loads(run_script(command)[-1])
+    except RuntimeError as error:
+        report.expect(False, f"{what} runs", str(error))
         return None
-    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def clients(report: Report, server: RunningServer, folder: Path) -> None:

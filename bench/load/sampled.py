@@ -11,11 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 RATE = 200  # samples per second
-# Of actors/engine/device.py: the thread waits for the device there, or feeds it.
-MODEL = ("Lane.dispatch", "Lane.wait", "Lane.follow")
+# Under these the thread feeds the device or waits for it, and mlx-lm builds the model's graph: what the engine's own
+# figures count as in the model.
+MODEL = {
+    "actors/engine/device.py": ("Lane.dispatch", "Lane.wait", "Lane.follow"),
+    "actors/engine/model.py": ("Model.forward",),
+}
 OUTSIDE = "the loop around turns"
-FRAMES = {  # the innermost of these that a stack shows names where it is
-    "actors/engine/device.py": "model",
+FRAMES = {  # of a stack with none of those, the innermost of these names where it is
     "actors/engine/engine.py": "turn",
     "actors/engine/actor.py": "sockets and messages",
     "actors/base.py": OUTSIDE,
@@ -64,11 +67,16 @@ def outside(stacks: Iterable[str], most: int = 12) -> dict[str, float]:
 def _place(frames: list[str]) -> str:
     if not any("actors/base.py" in frame for frame in frames):
         return ""
-    for frame in reversed(frames):
-        function, _, file = frame.partition(" (")
+    parts = [frame.partition(" (") for frame in frames]
+    for function, _, file in parts:
+        if any(_is_of(file, name) and function in functions for name, functions in MODEL.items()):
+            return "model"
+    for _, _, file in reversed(parts):
         for name, place in FRAMES.items():
-            if file.startswith(name) or f"/{name}" in file:
-                if place == "model" and function not in MODEL:
-                    continue
+            if _is_of(file, name):
                 return place
     return OUTSIDE
+
+
+def _is_of(file: str, name: str) -> bool:
+    return file.startswith(name) or f"/{name}" in file

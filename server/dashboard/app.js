@@ -3,15 +3,16 @@
 
 import { startChat } from "/admin/chat.js";
 import { Chart } from "/admin/charts.js";
+import { showChoice, showModels } from "/admin/models.js";
 import { PrefixView } from "/admin/prefixes.js";
 import { NeedsKey, post, request, setKey } from "/admin/server.js";
 import { count, percent, size, span } from "/admin/words.js";
 
-const INTERVAL = 1000, KEPT_LINES = 1500, SHOWN_STREAMS = 200;
+const INTERVAL = 1000, NOTICE = 6000, KEPT_LINES = 1500, SHOWN_STREAMS = 200;
 const VIEWS = ["overview", "streams", "prefixes", "chat", "log"];
 const PHASES = { running: "green", prefilling: "yellow", waiting: "blue", tokenizing: "dim" };
 const at = (id) => document.getElementById(id);
-const page = { samples: [], logOffset: 0, lines: [], minutes: 5, level: "all", paused: false, state: null, view: "overview" };
+const page = { samples: [], logOffset: 0, lines: [], minutes: 5, level: "all", paused: false, state: null, view: "overview", model: "", told: 0 };
 
 function make(tag, name = "", text = "") {
   const made = document.createElement(tag);
@@ -44,23 +45,35 @@ async function look() {
   const since = page.samples.at(-1)?.at ?? 0;
   const shown = page.view === "streams" ? SHOWN_STREAMS : 0;
   const log = page.view === "log" ? page.logOffset : -1;
-  const answer = await request(`/admin/api/state?since=${since}&streams=${shown}&log=${log}`);
+  const model = page.model;
+  const answer = await request(`/admin/api/state?since=${since}&streams=${shown}&log=${log}${of("&")}`);
   if (!answer.ok) throw new Error((await answer.json()).error.message);
   const state = await answer.json();
+  if (page.model !== model) return;  // another one was chosen meanwhile
   const columns = state.samples.columns;
   for (const row of state.samples.rows) page.samples.push(Object.fromEntries(columns.map((name, i) => [name, row[i]])));
   page.samples.splice(0, page.samples.length - 920);
   if (state.log) { page.logOffset = state.log.offset; addLines(state.log.lines); }
   page.state = state;
   show(state);
-  if (page.view === "prefixes") { await prefixes.look(); prefixes.showTiers(tiers(state.prefix)); }
+  if (page.view === "prefixes") { await prefixes.look(of("?")); prefixes.showTiers(tiers(state.prefix)); }
+}
+
+const of = (sign) => (page.model ? `${sign}model=${encodeURIComponent(page.model)}` : "");
+
+function lookAt(model) {
+  page.model = model;
+  page.samples = [];
+  rows.forEach((row) => row.box.remove());  // another model's streams may have the same numbers
+  rows.clear();
+  look().catch(() => {});
 }
 
 async function turn() {
   let wait = INTERVAL;
   try {
     if (!document.hidden) await look();
-    at("banner").hidden = true;
+    if (Date.now() > page.told) at("banner").hidden = true;
   } catch (error) {
     if (error instanceof NeedsKey) { askForKey(); return; }
     at("banner").textContent = `No answer from the server: ${error.message}`;
@@ -92,6 +105,7 @@ function setStatus(status) {
 function show(state) {
   setStatus(state.status);
   at("model").textContent = state.model;
+  showChoice(state, lookAt);
   at("model").title = state.context ? `context ${state.context} tokens` : "";
   const open = Object.values(state.phases).reduce((sum, value) => sum + value, 0);
   at("count").textContent = open || "";
@@ -101,6 +115,7 @@ function show(state) {
 }
 
 function showOverview(state) {
+  showModels(state, act);
   const samples = page.samples, last = samples.at(-1), before = samples.at(-2);
   const speed = last && before ? grows("tokens")(last, before) : 0;
   const requests = Object.entries(state.requests);
@@ -205,7 +220,7 @@ function streamRow(rid) {
   const cancel = make("button", "danger quiet", "Cancel");
   box.dataset.rid = rid;
   cancel.type = "button";
-  cancel.addEventListener("click", () => { cancel.disabled = true; act(post(`/admin/api/streams/${rid}/cancel`)); });
+  cancel.addEventListener("click", () => { cancel.disabled = true; act(post(`/admin/api/streams/${rid}/cancel${of("?")}`)); });
   label.append(name, from);
   track.append(done);
   progress.append(text, track);
@@ -231,11 +246,11 @@ function streamRow(rid) {
 at("cancel-all").addEventListener("click", async () => {
   const rids = [...rows.keys()];
   if (await confirmed(`Cancel ${rids.length} ${rids.length === 1 ? "stream" : "streams"}?`)) {
-    act(Promise.all(rids.map((rid) => post(`/admin/api/streams/${rid}/cancel`))));
+    act(Promise.all(rids.map((rid) => post(`/admin/api/streams/${rid}/cancel${of("?")}`))));
   }
 });
 at("replace").addEventListener("click", async () => {
-  if (await confirmed("Replace the engine? Streams pause and go on in the new one.")) act(post("/admin/api/engine/replace"));
+  if (await confirmed("Replace the engine? Streams pause and go on in the new one.")) act(post(`/admin/api/engine/replace${of("?")}`));
 });
 
 function act(work) {
@@ -243,6 +258,7 @@ function act(work) {
     if (error instanceof NeedsKey) { askForKey(); return; }
     at("banner").textContent = error.message;
     at("banner").hidden = false;
+    page.told = Date.now() + NOTICE;
   });
 }
 

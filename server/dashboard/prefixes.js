@@ -16,14 +16,21 @@ function make(tag, name = "", text = "") {
 
 export class PrefixView {
   #asked = 0;
+  #query = "";
   #tree = null;
   #tier = "all";
 
-  // Ask again when it is time.
-  async look() {
+  // Ask again when it is time. `query` says which of several models it is about.
+  async look(query) {
+    if (query !== this.#query) {
+      this.#asked = 0;
+      this.#query = query;
+      this.#tree = null;
+      at("tree").replaceChildren();
+    }
     if (Date.now() - this.#asked < INTERVAL) return;
     this.#asked = Date.now();
-    const answer = await request("/admin/api/prefixes");
+    const answer = await request(`/admin/api/prefixes${query}`);
     const body = await answer.json();
     if (!answer.ok) {
       at("tree-note").textContent = body.error.message;

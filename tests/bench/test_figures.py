@@ -117,7 +117,8 @@ def test_doubling_ends_at_the_last():
 
 RUN = "run (actors/base.py:90);turn (/x/actors/engine/actor.py:191)"
 STACKS = [
-    f"MainThread;{RUN};turn (actors/engine/engine.py:300);Lane.dispatch (actors/engine/device.py:30) 70",
+    f"MainThread;{RUN};turn (actors/engine/engine.py:300);Lane.dispatch (actors/engine/device.py:30) 60",
+    f"MainThread;{RUN};turn (actors/engine/engine.py:300);Model.forward (actors/engine/model.py:9);put (slots.py:3) 10",
     f"MainThread;{RUN};turn (actors/engine/engine.py:300);step (actors/engine/batch.py:12) 20",
     f"MainThread;{RUN};_send (actors/engine/actor.py:240);encode (protocol/codec.py:12) 6",
     "MainThread;run (actors/base.py:95);poll (zmq/sugar/poll.py:106) 4",

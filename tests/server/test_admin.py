@@ -16,7 +16,7 @@ from server.log_tail import MOST, read_tail
 FIGURES = Figures(
     0,
     Counts({"finished stop": 2}, 50),
-    EngineStats(step=4, running=1, prefix=PrefixStats(memory_tokens=5)),
+    EngineStats(step=40, running=1, prefix=PrefixStats(memory_tokens=5)),
     {"running": 1},
     streams=[LiveStream(1, "mine", "http-0.7", "running", tokens=3)],
     samples=[Sample(10.0, 20), Sample(11.0, 50)],
@@ -47,7 +47,7 @@ def test_the_state_holds_what_was_asked_for(worker: HttpWorker):
     assert (asked.since, asked.streams) == (9.5, 7)
     assert (body["status"], body["model"], body["context"]) == ("ok", "tiny", 4096)
     assert {actor["name"] for actor in body["actors"]} == {"streamer", "engine"}
-    assert (body["engine"]["step"], body["prefix"]["memory_tokens"]) == (4, 5)
+    assert (body["engine"]["step"], body["prefix"]["memory_tokens"]) == (40, 5)
     assert body["streams"][0]["label"] == "mine"
     assert [row[body["samples"]["columns"].index("tokens")] for row in body["samples"]["rows"]] == [20, 50]
     assert any("connected to the streamer" in line for line in body["log"]["lines"])

@@ -7,6 +7,8 @@ import pytest
 
 from bench.checks.report import Report
 from bench.harness import RunningServer
+from bench.houses import house_of
+from bench.models import other_tiny
 from protocol import Client
 
 ORIGIN = "https://app.example"
@@ -44,6 +46,22 @@ def client(server: RunningServer) -> Iterator[Client]:
     """A ZeroMQ client of the shared tiny server."""
     with Client(endpoint=server.endpoint) as connected:
         yield connected
+
+
+@pytest.fixture(scope="session")
+def shared_house(tiny_model: Path) -> Iterator[RunningServer]:
+    """The one server of two models, `alpha` (the tiny one) and `beta`."""
+    models = {"alpha": tiny_model, "beta": other_tiny(101)}
+    with house_of(models, "--preload", "alpha,beta", name="house") as running:
+        yield running
+
+
+@pytest.fixture
+def house(shared_house: RunningServer) -> Iterator[RunningServer]:
+    """The shared server of two models. After the test nothing runs on it."""
+    yield shared_house
+    shared_house.wait_idle()
+    assert shared_house.health()["status"] == "ok"
 
 
 @pytest.fixture(scope="module")

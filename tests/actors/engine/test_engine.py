@@ -1,12 +1,13 @@
 """The engine's turns: the same tokens alone, in any batch and after a resume, and each row's one end."""
 
 import random
+import time
 from functools import partial
 
 import msgspec
 import pytest
 
-from actors.engine.engine import find_fault
+from actors.engine.engine import Outcome, find_fault
 from actors.engine.model import Model
 from actors.engine.row_memory import row_bytes
 from actors.engine.scheduler import Limits
@@ -201,6 +202,23 @@ def test_stats_tell_the_load(model: Model, make_request, start_run) -> None:
     assert (stats.running, stats.prefilling, stats.waiting) == (0, 0, 0)
     assert run.engine._batch.nbytes == 0
     assert not run.engine._requests
+
+
+def test_tokens_behind_which_nothing_is_launched_come_in_their_own_turn(model: Model, make_request, start_run) -> None:
+    run = start_run(model)
+    outcomes: list[Outcome] = []
+    run.engine.submit(make_request(0, range(10, 30), 1))
+    before = time.monotonic()
+    run.engine.turn(outcomes.append)
+    (outcome,) = outcomes
+    assert (outcome.admitted, outcome.rids, outcome.ended) == ([0], [0], [0])
+    assert before <= outcome.admitted_at <= time.monotonic()
+    run.engine.submit(make_request(1, range(10, 30), 2))
+    run.engine.turn(outcomes.append)
+    run.engine.submit(make_request(2, range(10, 30), 1))
+    run.engine.turn(outcomes.append)
+    # The step that was in flight is told by itself, then what ends here.
+    assert [each.rids for each in outcomes[1:]] == [[], [1], [1, 2]]
 
 
 def test_stats_add_up_what_was_done(model: Model, make_request, start_run) -> None:

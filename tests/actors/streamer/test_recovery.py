@@ -94,8 +94,48 @@ def test_the_next_suspect_follows_when_the_one_before_is_admitted():
     recovery.admitted([2])
     assert recovery.due() == [3]
     recovery.admitted([3])
-    assert recovery.due() == []
-    assert passes(recovery, 2) == [4]
+    assert recovery.due() == [4]
+
+
+def test_one_more_is_on_its_way_after_each_turn():
+    recovery = started(*range(1, 9))
+    step(recovery, 1)
+    recovery.engine_down()
+    recovery.engine_up()
+    assert recovery.due() == [1]
+    assert passes(recovery, 1) == [2]
+    assert recovery.due() == []  # not two in one turn
+    recovery.admitted([])
+    assert recovery.due() == [3]
+    recovery.admitted([2])
+    assert recovery.due() == [4]
+    recovery.admitted([3])
+    assert recovery.due() == [5]
+    recovery.admitted([])
+    assert recovery.due() == []  # two are on their way
+    recovery.admitted([4])
+    assert recovery.due() == []  # and two that have not been cleared
+    assert step(recovery, 2) == [6]
+
+
+def test_of_those_on_trial_the_trail_tells_which_it_was():
+    recovery = started(1, 2, 3, 4)
+    step(recovery, 1)
+    recovery.engine_down()
+    recovery.engine_up()
+    recovery.due()
+    assert passes(recovery, 1) == [2]
+    recovery.admitted([])
+    assert recovery.due() == [3]
+    assert recovery.engine_down(trail={2}) == []  # 2 is charged, 3 had not been begun
+    recovery.engine_up()
+    recovery.due()
+    assert passes(recovery, 1) == [3]
+    recovery.admitted([3])
+    assert recovery.due() == [4]
+    recovery.decoded([3])
+    assert step(recovery, 4) == [2]
+    assert recovery.engine_down(trail={2}) == [2]
 
 
 def test_two_on_trial_are_not_charged_and_are_tried_alone_later():

@@ -1,0 +1,73 @@
+"""A server of two models: client libraries at once, commands and curl lines."""
+
+import ollama
+import pytest
+
+from bench.ask import post
+from bench.checks import several_clients
+from bench.checks.clients import openai_client
+from bench.checks.report import Report
+from bench.curl_lines import SEVERAL, curl_lines, run_curl
+from bench.harness import RunningServer
+from server.cli import main
+
+AT_ONCE = ("openai", "anthropic", "ollama", "langchain-openai")  # litellm takes long to import: `make verify-…` has it
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_client_libraries_at_once_each_choose_their_model(house: RunningServer, report: Report):
+    several_clients.clients_at_once(report, house, ["alpha", "beta"], AT_ONCE)
+    assert report.failures == []
+
+
+def test_a_response_goes_on_with_another_model(house: RunningServer):
+    with openai_client(house) as client:
+        first = client.responses.create(model="alpha", input="Hello", max_output_tokens=4, temperature=0)
+        ask = {"max_output_tokens": 4, "temperature": 0, "input": "And?"}
+        second = client.responses.create(model="beta", previous_response_id=first.id, **ask)  # type: ignore[call-overload]  # a dict of options
+        alone = client.responses.create(model="beta", **ask)  # type: ignore[call-overload]  # a dict of options
+        assert second.usage.input_tokens > alone.usage.input_tokens + 4
+        for kept in (first, second):
+            assert client.responses.retrieve(kept.id).output_text == kept.output_text
+            client.responses.delete(kept.id)
+
+
+def test_ollama_asks_for_either(house: RunningServer):
+    with ollama.Client(house.url, trust_env=False) as client:
+        assert client.generate("beta", keep_alive=-1).done_reason == "load"
+        assert {model.model for model in client.ps().models} == {"alpha:latest", "beta:latest"}
+        assert {model.model for model in client.list().models} == {"alpha:latest", "beta:latest"}
+        assert client.show("beta").capabilities == ["completion", "tools"]
+
+
+@pytest.mark.parametrize("line", [line for line in curl_lines() if SEVERAL in line])
+def test_curl_lines_about_several_models_work(house: RunningServer, line: str):
+    status, body = run_curl(line, house.url)
+    assert status == 200, body
+
+
+def test_commands(house: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("CALLBOARD_HOME", str(house.home))
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = main([*arguments])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    assert run("pin", "alpha")[1].startswith("alpha is ready, pinned")
+    assert run("unload", "alpha") == (1, "callboard: alpha is pinned; unpin it first\n")
+    assert run("unpin", "alpha")[1].startswith("alpha is ready (")
+    shown = run("ps")[1]
+    for text in ("2 models", "alpha", "beta", house.url):
+        assert text in shown
+    shown = run("top", "--once", "--model", "alpha")[1]
+    assert "alpha/engine" in shown
+    assert "the last seconds" in shown
+    code, said = run("top", "--once", "--model", "none")
+    assert (code, "there are alpha, beta" in said) == (1, True)
+
+
+def test_an_unknown_model_is_named_with_those_there_are(house: RunningServer):
+    answer = post(f"{house.url}/models/load", {"model": "gamma"})
+    assert answer.status == 404
+    assert "this server has 'alpha', 'beta'" in answer.body["error"]["message"]
