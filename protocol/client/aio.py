@@ -69,6 +69,7 @@ class AsyncStream:
         self.tokens = 0  # that have come
         self.prompt_tokens: int | None = None
         self.end: End | None = None
+        self.first_used = -1.0  # when its first delta was used, by `time.monotonic`
         self._unused_since = received  # until its first delta is used, if anybody wants to know
         self._client = client
         self._items: deque[Delta | End | CallboardError] = deque()
@@ -84,6 +85,8 @@ class AsyncStream:
             self._unacknowledged = False
             self._client._grant(self.ref, self._unused_since)
             self._unused_since = -1.0
+            if self.first_used < 0:
+                self.first_used = time.monotonic()
         if self._done:
             raise StopAsyncIteration
         while not self._items:
