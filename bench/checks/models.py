@@ -100,8 +100,20 @@ def cast_of(server: RunningServer, model: str) -> psutil.Process:
 
 
 def _log(server: RunningServer) -> list[dict[str, Any]]:
-    lines = (line for line in server.log().splitlines() if line.startswith("{"))
-    return [json.loads(line) for line in lines]
+    return [event for line in server.log().splitlines() for event in _events(line)]
+
+
+def _events(line: str) -> list[dict[str, Any]]:
+    """What a line of the log says; where two processes wrote at once, it may hold several events, or none."""
+    found: list[dict[str, Any]] = []
+    try:
+        while line.startswith("{"):
+            event, end = json.JSONDecoder().raw_decode(line)
+            found.append(event)
+            line = line[end:]
+    except ValueError:
+        pass
+    return found
 
 
 def _memory(server: RunningServer) -> int:
@@ -152,9 +164,11 @@ class CastWatch(threading.Thread):
         self.most_casts = max(self.most_casts, casts)
         lines = self._server.log().splitlines()
         for line in lines[self._read :]:
-            if '"event": "unloaded"' in line:
+            for event in _events(line):
+                if event["event"] != "unloaded":
+                    continue
                 self.unloads += 1
-                cast = json.loads(line)["cast"]
+                cast = event["cast"]
                 self.left += [f"{cast}: {pid}" for pid in self._pids.get(cast, ()) if is_running(pid)]
         self._read = len(lines)
 

@@ -142,6 +142,14 @@ def test_a_later_want_only_takes_what_the_first_one_leaves():
     assert rig["mid"].state == "waiting"
 
 
+def test_nothing_is_loaded_past_one_that_waits_for_those_that_were_just_loaded():
+    rig = Rig(10, ("a", 6), ("big", 8), ("small", 3)).serve("a")
+    rig.want("big", "small")
+    assert rig.decide() == []  # small fits, but big, which comes first, would then have to wait for it
+    rig.want("big", "small")
+    assert rig.decide(LEAST_STAY) == [Unload("a")]
+
+
 def test_only_as_many_give_way_as_have_to():
     rig = Rig(10, ("a", 1), ("b", 8), ("c", 8)).serve("a", "b")
     rig.now += LEAST_STAY
