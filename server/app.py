@@ -27,13 +27,16 @@ from server.options import HttpOptions
 from server.pooled import embeddings, rerank
 from server.request_log import RequestLog
 from server.responses import ResponseEndpoints, parse_response
+from server.traces import Traces
 
 
-def make_app(backends: Backends, options: HttpOptions, log: Path | None = None) -> Starlette:
+def make_app(
+    backends: Backends, options: HttpOptions, log: Path | None = None, traces: Traces | None = None
+) -> Starlette:
     """The app, serving what `backends` connect to. `log` holds the end of the system's log."""
     routes = _routes(backends, options, log)
     # CORS stands inside the log, so that a preflight is logged too, and outside all that may fail.
-    middleware = [Middleware(RequestLog, backends.answered, [route.path for route in routes])]
+    middleware = [Middleware(RequestLog, backends.answered, [route.path for route in routes], traces)]
     if options.trusted_hosts:
         middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=options.trusted_hosts, www_redirect=False))
     if options.allow_origins:

@@ -136,7 +136,7 @@ class Backend:
         if held.state not in ("ready", "loading", "unloading"):
             self.state = SystemState(LOADING, held.name, [], card=self.state.card)
             self._was_connected = False
-            self._drop_client(ServerLost(SERVER_LOST, "the model was unloaded; this stream is lost"))
+            self._drop_client(ServerLost(SERVER_LOST, "the processes of the model are gone; this stream is lost"))
 
     def on_drain(self) -> None:
         """Refuse new requests from now on."""

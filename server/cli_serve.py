@@ -24,6 +24,7 @@ from actors.rundir import NameTaken, RunDirectory
 from actors.supervision import Supervision
 from actors.supervisor import Supervisor, raise_file_limit
 from protocol.endpoints import home
+from server import traces
 from server.cli_cache import default_directory
 from server.key_file import ApiKey, KeyFileError, plain_key, read_key_file
 from server.models.device import installed_device, missing_backend_hint
@@ -181,6 +182,8 @@ def http_spec(
         tls_cert=_existing("--tls-cert", settings.tls_cert),
         tls_key=_existing("--tls-key", settings.tls_key),
         log_prompts=settings.log_prompts,
+        traces=_traced(settings.otlp_endpoint),
+        otlp_endpoint=settings.otlp_endpoint,
         log_level=settings.log_level,
     )
     return HttpSpec(
@@ -191,6 +194,20 @@ def http_spec(
         f"{'https' if settings.tls_cert else 'http'}://{host}:{port}",
         {API_KEYS_VARIABLE: msgspec.json.encode(keys).decode()} if keys else {},
     )
+
+
+def _traced(endpoint: str) -> bool:
+    """Whether requests are traced. Raises CannotServe when that was asked for by our own flag and can't be done."""
+    if not traces.wanted(endpoint, os.environ):
+        return False
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise CannotServe(f"--otlp-endpoint: {endpoint!r} is no http URL, such as http://127.0.0.1:4318")
+    lacking = traces.missing()
+    if lacking and endpoint:
+        raise CannotServe(f"--otlp-endpoint: {lacking}")
+    if lacking:
+        print(f"callboard: {lacking} (OpenTelemetry's variables name a collector)", file=sys.stderr)
+    return not lacking
 
 
 def read_keys(settings: ServeSettings) -> list[ApiKey]:

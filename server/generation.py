@@ -206,6 +206,7 @@ def _start(
             split_reply=generation.split_reply,
             model=generation.model,
             received=record.arrived,
+            trace=options.traces,
         )
     except CodecError as error:
         raise invalid(str(error)) from None

@@ -28,6 +28,7 @@ class HttpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     environment (`API_KEYS_VARIABLE`, a JSON list), for a command line can be read by everybody.
     `trusted_hosts` are the names under which the server may be asked; none means any.
     `tls_cert` and `tls_key` are PEM files. With `log_prompts` the bodies of requests are logged.
+    With `traces` requests are traced to `otlp_endpoint`, or to where OpenTelemetry's variables say when that is "".
     `log_level` is that of structlog.
     """
 
@@ -47,4 +48,6 @@ class HttpOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tls_cert: str = ""
     tls_key: str = ""
     log_prompts: bool = False
+    traces: bool = False
+    otlp_endpoint: str = ""
     log_level: str = "info"

@@ -7,7 +7,7 @@ into the scope.
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import structlog
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from protocol import AsyncClient, AsyncStream
 from server.arrival import arrival_of
 from server.errors import CLIENT_CLOSED
+from server.traces import Stage, Traces, Value, stages
 
 log = structlog.get_logger()
 
@@ -89,8 +90,11 @@ class RequestLog:
     `answered` counts by method, path and status; of paths that are none of `paths` only their kind is kept.
     """
 
-    def __init__(self, app: ASGIApp, answered: dict[str, int], paths: Iterable[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, answered: dict[str, int], paths: Iterable[str] = (), traces: Traces | None = None
+    ) -> None:
         self._app = app
+        self._traces = traces
         self._answered = answered
         self._paths = {path for path in paths if "{" not in path}
         self._kinds = {path.partition("{")[0]: path.replace(":path", "") for path in paths if "{" in path}
@@ -128,6 +132,8 @@ class RequestLog:
         key = f"{method} {self._kind(path)} {status}"
         self._answered[key] = self._answered.get(key, 0) + 1
         quiet = path in _QUIET or path == "/admin" or path.startswith("/admin/")
+        if self._traces is not None and not quiet and (record.streams or status != 200):
+            self._trace(self._traces, scope, record, f"{method} {self._kind(path)}", status)
         write = log.debug if quiet else log.info
         write(
             "request",
@@ -139,6 +145,30 @@ class RequestLog:
             seconds=round(seconds, 4),
             **fields,
         )
+
+    @staticmethod
+    def _trace(traces: Traces, scope: Scope, record: RequestRecord, name: str, status: int) -> None:
+        over = time.monotonic()
+        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+        attributes: dict[str, Value] = {
+            "http.request.method": scope["method"],
+            "http.route": name.partition(" ")[2],
+            "http.response.status_code": status,
+            "callboard.request_id": record.request_id,
+        }
+        streams: list[tuple[list[Stage], Mapping[str, Value]]] = []
+        for choice, stream in enumerate(record.streams):
+            if (end := stream.end) is not None:
+                about: dict[str, Value] = {
+                    "callboard.stream": choice,
+                    "callboard.outcome": end.reason or end.code or end.outcome,
+                    "callboard.cached_tokens": end.usage.cached_tokens,
+                    "gen_ai.usage.input_tokens": end.usage.prompt_tokens,
+                    "gen_ai.usage.output_tokens": end.usage.completion_tokens,
+                }
+                streams.append((stages(record.arrived, end, stream.first_used, over), about))
+        failed = status >= 500 or bool(record.error_code)
+        traces.request(name, headers, attributes, record.arrived, over, streams, failed=failed)
 
     def _kind(self, path: str) -> str:
         if path in self._paths:

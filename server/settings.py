@@ -138,6 +138,7 @@ class ServeSettings(msgspec.Struct, frozen=True):
     tls_cert: str = ""
     tls_key: str = ""
     log_prompts: bool = False
+    otlp_endpoint: str = ""
     allow_origins: list[str] = []
     blas_threads: int | None = None
     trust_remote_code: bool = False
@@ -252,6 +253,9 @@ OPTIONS: dict[str, Option] = {
     "tls_cert": Option(str, "FILE", "certificate chain (PEM): serve HTTPS"),
     "tls_key": Option(str, "FILE", "its private key (PEM)"),
     "log_prompts": Option(_boolean, "BOOL", "log what is asked, too (off)"),
+    "otlp_endpoint": Option(
+        str, "URL", "send OpenTelemetry traces of requests to this collector (OTLP over HTTP; needs callboard[otel])"
+    ),
     "allow_origins": Option(_list, "URL,…", "origins that browsers may call from (CORS); * for all"),
     "blas_threads": Option(_number(int, 1, 1024), "N", "threads of the preloaded BLAS (Linux CPU)"),
     "trust_remote_code": Option(_boolean, "BOOL", "run tokenizer code that comes with the model"),

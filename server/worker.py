@@ -41,6 +41,7 @@ from server.house_link import HouseLink
 from server.key_file import ApiKey
 from server.logs import configure_logs
 from server.options import API_KEYS_VARIABLE, HttpOptions
+from server.traces import Traces
 
 ROLE = "http"
 BACKLOG = 4096
@@ -92,9 +93,10 @@ class Worker:
         house = HouseLink(control.report) if options.models else None
         names = options.models or [options.model_name]
         self._backends = Backends(names, f"{ROLE}-{index}.{epoch}", house, options.load_wait)
+        self._traces = Traces(options.otlp_endpoint, f"{ROLE}-{index}.{epoch}", os.environ) if options.traces else None
         self._server = HttpServer(
             uvicorn.Config(
-                make_app(self._backends, options, run_dir / "log"),
+                make_app(self._backends, options, run_dir / "log", self._traces),
                 http=http_connection(options.max_header_bytes, options.idle_timeout, options.body_timeout),
                 ws="none",
                 lifespan="off",
@@ -119,6 +121,8 @@ class Worker:
             await self._server.serve([self._listener])
         finally:
             loop.remove_reader(self._control.socket.FD)
+            if self._traces is not None:
+                self._traces.close()
 
     def _report_ready(self) -> None:
         self._control.report(Ready(ROLE, self._index, self._epoch, os.getpid()))

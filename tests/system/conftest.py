@@ -50,8 +50,9 @@ def client(server: RunningServer) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def shared_house(tiny_model: Path) -> Iterator[RunningServer]:
-    """The one server of two models, `alpha` (the tiny one) and `beta`, of which the first is loaded at its start."""
-    with house_of({"alpha": tiny_model, "beta": other_tiny(101)}, name="house") as running:
+    """The one server of two models, `alpha` (the tiny one) and `beta`."""
+    models = {"alpha": tiny_model, "beta": other_tiny(101)}
+    with house_of(models, "--preload", "alpha,beta", name="house") as running:
         yield running
 
 
