@@ -25,7 +25,7 @@ from actors.rundir import RunDirectory
 from actors.supervision import Supervision
 from protocol import errors
 from protocol.codec import CodecError, encode, model_order_codec
-from protocol.endpoints import ServerRecord, ipc_endpoint
+from protocol.endpoints import HOUSE_SOCKET, ServerRecord, ipc_endpoint
 from protocol.messages import (
     PROTOCOL_VERSION,
     ActorReport,
@@ -123,7 +123,7 @@ class House(Keeper):
 
     @property
     def _models_endpoint(self) -> str:
-        return ipc_endpoint(self._folder, "models")
+        return ipc_endpoint(self._folder, HOUSE_SOCKET)
 
     # The loop.
 
@@ -330,10 +330,10 @@ class House(Keeper):
             case Ready():
                 slot = self._table.ready(report, now)
                 if slot is not None:
+                    self._broadcast()  # what a cast says of itself is only read of a model that is loaded
                     for cast in self._casts.values():
                         if cast.state is not None:
                             self._order(slot, cast.state)
-                    self._broadcast()
                     if self._phase is Phase.DRAINING:
                         self._order(slot, Drain(max(0.0, self._drain_until - now)))
             case StartFailed():

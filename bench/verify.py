@@ -46,6 +46,7 @@ from bench.checks import (
     loads,
     loop,
     lora,
+    models,
     neighbours,
     node,
     peers,
@@ -97,6 +98,12 @@ def on_tiny(check: ServerCheck, *arguments: str) -> Check:
             check(report, server)
 
     return run
+
+
+def several_models(report: Report) -> None:
+    """Three tiny models and the demo model, 200 requests."""
+    with tempfile.TemporaryDirectory() as folder:
+        models.several(report, tiny_model(), demo_folder(), Path(folder), requests=200, threads=24)
 
 
 def stress(via: str) -> Check:
@@ -406,6 +413,7 @@ CHECKS: dict[str, Check] = {
     "dashboard-cost": on_tiny(lambda report, server: dashboard.cost(report, server, streams=128, seconds=12.0)),
     "kv-events": events_of_blocks,
     "doctor": lambda report: doctor.doctor(report, tiny_model()),
+    "models": several_models,
     "soak": soak,
 }
 LONGER = {"soak": SOAK_SECONDS + 600.0, "compare": 2400.0}  # checks that may take longer than LIMIT, in seconds

@@ -14,6 +14,7 @@ import msgspec
 
 from protocol.errors import ServerNotFound
 
+HOUSE_SOCKET = "models"  # name of the socket of a house of several models
 MAX_IPC_PATH = 100  # bytes; macOS takes 103, Linux 107
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -202,6 +202,9 @@ class StreamerActor(Actor):
         if self._doorkeeper is not None:
             self._doorkeeper.close()
         self.poller.unregister(self._socket)
+        if self.config.house:  # its clients need not wait for silence to know that the model was unloaded
+            for client in self._clients:
+                self._clients.send(client.identity, Refused(PROTOCOL_VERSION, "the model was unloaded"))
         self._socket.close(linger=500)
 
     def open_streams(self) -> int:

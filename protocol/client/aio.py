@@ -13,6 +13,7 @@ from typing import Any
 
 from protocol.client.connection import Connection
 from protocol.client.locate import LOAD_WAIT, Locator
+from protocol.client.repeats import Repeats
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
 from protocol.client.results import AT_ONCE, Batch, Prompt, Result, StreamStats, whole
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
@@ -161,6 +162,7 @@ class AsyncClient:
         self._reconnect = reconnect
         self._keys = keys
         self._locator = Locator(name, endpoint, model, load_wait)
+        self._repeats = Repeats()
         self._name_in_logs = name_in_logs
         self._streams: dict[int, AsyncStream] = {}
         self._calls: dict[int, asyncio.Future[ServerMessage]] = {}
@@ -267,6 +269,8 @@ class AsyncClient:
         self._connection.send(request)
         streams = [AsyncStream(self, ref, request.label, received) for ref in refs]
         self._streams.update(zip(refs, streams, strict=True))
+        if self._locator.of_several:
+            self._repeats.sent(request)
         return streams
 
     async def tokenize(
@@ -402,6 +406,7 @@ class AsyncClient:
         self._send_if_connected(Credit(list(credits), list(credits.values()), [now - moment for moment in since]))
 
     def _cancel(self, ref: int) -> None:
+        self._repeats.begun(ref)
         self._send_if_connected(Cancel(ref))
 
     def _send_if_connected(self, message: Credit | Cancel) -> None:
@@ -415,11 +420,13 @@ class AsyncClient:
             case Deltas():
                 for ref, item in split_deltas(message):
                     stream = self._streams.get(ref)
-                    if stream is not None:
+                    if stream is not None and not (isinstance(item, End) and self._repeats.holds_back(item)):
+                        self._repeats.begun(ref)
                         stream._deliver(item)
                         if isinstance(item, End):
                             del self._streams[ref]
             case Accepted(ref=ref, prompt_tokens=prompt_tokens):
+                self._repeats.begun(ref)
                 if ref in self._streams:
                     self._streams[ref].prompt_tokens = prompt_tokens
             case (
@@ -444,7 +451,14 @@ class AsyncClient:
             self.on_lost(error)
 
     def _end_all(self, error: CallboardError) -> None:
-        streams, self._streams = self._streams, {}
+        repeated = self._repeats.due()
+        if repeated and self._connection.is_over:
+            repeated = []
+            self._repeats.forget()
+        streams = {ref: stream for ref, stream in self._streams.items() if ref not in self._repeats}
+        self._streams = {ref: stream for ref, stream in self._streams.items() if ref in self._repeats}
+        for request in repeated:
+            self._connection.send(request)
         lost = Lost(error, [stream.name for stream in streams.values()])
         for ref, stream in streams.items():
             stream._deliver(lost.of(stream.name, stream.tokens))

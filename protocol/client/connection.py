@@ -147,6 +147,11 @@ class Connection:
     def _readable(dealer: "zmq.Socket[bytes]") -> bool:
         return bool(int(dealer.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be sent any more: it is closed, or lost for good."""
+        return self._closing or self.lost is not None
+
     def close(self) -> None:
         """Send what is queued, then end the thread. Idempotent."""
         if self._closing:

@@ -8,12 +8,13 @@ import os
 import time
 from collections.abc import Callable
 from itertools import count
+from typing import NamedTuple
 
 import zmq
 
 from protocol.client.connection import Connection
 from protocol.codec import CodecError, encode, model_answer_codec
-from protocol.endpoints import ServerRecord, find_endpoint, find_server, find_successor, is_alive, running_servers
+from protocol.endpoints import HOUSE_SOCKET, find_endpoint, find_server, find_successor, is_alive
 from protocol.errors import LOADING, MODEL_NOT_FOUND, SERVER_LOST, RequestRejected, ServerLost, ServerNotFound
 from protocol.messages import ModelAnswer, ModelCard, ModelOrder
 from protocol.sockets import connect_dealer
@@ -31,7 +32,7 @@ class Locator:
         self._endpoint = endpoint
         self._model = model
         self._load_wait = load_wait
-        self._house: ServerRecord | None = None
+        self._house: _House | None = None
         self._found = ""
         self._closed = False
 
@@ -65,13 +66,13 @@ class Locator:
         """The endpoint to connect to after a loss. Raises ServerNotFound and RequestRejected."""
         if self._house is None:
             return find_successor(self._found, self._name)
-        record = next((r for r in running_servers() if r.run_dir == self._house.run_dir), None)
-        if record is None and self._name is not None:
-            record = find_server(self._name)
-        if record is None or not record.models:
-            raise ServerNotFound("server_not_found", f"the server {self._house.name} is gone")
-        self._house = record
-        return self._load(record)
+        if not self._house.is_there():
+            if self._name is None:
+                raise ServerNotFound("server_not_found", "the server is gone")
+            self._house = self._find_house()
+            if self._house is None:  # one of a single model has its name now
+                return find_server(self._name).endpoint
+        return self._load(self._house)
 
     def close(self) -> None:
         """End a search that goes on, from any thread."""
@@ -93,30 +94,41 @@ class Locator:
             )
         return ""  # an alias, which the house knows
 
-    def _find_house(self) -> ServerRecord | None:
+    def _find_house(self) -> "_House | None":
         endpoint = self._endpoint or (os.environ.get("CALLBOARD_ENDPOINT") if self._name is None else None)
         if not endpoint:
             record = find_server(self._name)
-            return record if record.models else None
-        return next((record for record in running_servers() if record.models == endpoint), None)
+            return _House(record.models, record.pid) if record.models else None
+        return _House(endpoint) if os.path.basename(endpoint) == HOUSE_SOCKET else None
 
-    def _load(self, house: ServerRecord) -> str:
+    def _load(self, house: "_House") -> str:
         until = time.monotonic() + self._load_wait
         with zmq.Context[zmq.Socket[bytes]]() as context:
-            socket = connect_dealer(context, house.models)
+            socket = connect_dealer(context, house.endpoint)
             try:
                 socket.send(encode(ModelOrder(next(_rids), "load", self._model or "")), zmq.NOBLOCK)
                 while not socket.poll(int(SLICE * 1000)):
-                    if self._closed or not is_alive(house.pid):
-                        raise ServerNotFound("server_not_found", f"the server {house.name} is gone")
+                    if self._closed or not house.is_there():
+                        raise ServerNotFound("server_not_found", "the server is gone")
                     if time.monotonic() >= until:
-                        text = f"the model {self._model or house.model} was not loaded within {self._load_wait:g} s"
+                        text = f"the model {self._model or 'named first'} was not loaded within {self._load_wait:g} s"
                         raise RequestRejected(LOADING, text, param="model", retry_after=1.0)
                 return _endpoint_of(model_answer_codec.decode(socket.recv()))
             except (zmq.ZMQError, CodecError) as error:
-                raise ServerLost(SERVER_LOST, f"the server {house.name} does not tell of its models: {error}") from None
+                raise ServerLost(SERVER_LOST, f"the server does not tell of its models: {error}") from None
             finally:
                 socket.close(linger=0)
+
+
+class _House(NamedTuple):
+    """Where orders about several models go, and the process there, where that is known."""
+
+    endpoint: str
+    pid: int | None = None
+
+    def is_there(self) -> bool:
+        path = self.endpoint.removeprefix("ipc://")
+        return os.path.exists(path) and (self.pid is None or is_alive(self.pid))
 
 
 _rids = count(1)

@@ -11,6 +11,7 @@ from typing import Any
 
 from protocol.client.connection import Connection
 from protocol.client.locate import LOAD_WAIT, Locator
+from protocol.client.repeats import Repeats
 from protocol.client.requests import RECONNECT, Delta, Lost, Messages, build_generate, error_of, split_deltas
 from protocol.client.results import AT_ONCE, Batch, Prompt, Result, StreamStats, whole
 from protocol.errors import SERVER_LOST, CallboardError, RequestRejected, ServerLost
@@ -156,6 +157,7 @@ class Client:
         self._calls: dict[int, queue.SimpleQueue[ServerMessage | CallboardError]] = {}
         self._refs = itertools.count(1)
         self._locator = Locator(name, endpoint, model, load_wait)
+        self._repeats = Repeats()
 
         def connect(found: str) -> Connection:
             return Connection(
@@ -240,6 +242,8 @@ class Client:
         with self._lock:  # so that a loss comes before both or after both
             self._connection.send(request)
             self._streams.update(zip(refs, streams, strict=True))
+            if self._locator.of_several:
+                self._repeats.sent(request)
         return streams
 
     def tokenize(
@@ -349,6 +353,8 @@ class Client:
             self._connection.send(Credit([ref], [count]))
 
     def _cancel(self, ref: int) -> None:
+        with self._lock:
+            self._repeats.begun(ref)
         with contextlib.suppress(CallboardError):
             self._connection.send(Cancel(ref))
 
@@ -361,8 +367,9 @@ class Client:
                     unread = []
                     for ref, item in split_deltas(message):
                         stream = self._streams.get(ref)
-                        if stream is None:
+                        if stream is None or (isinstance(item, End) and self._repeats.holds_back(item)):
                             continue
+                        self._repeats.begun(ref)
                         stream._queue.put(item)
                         if isinstance(item, End):
                             del self._streams[ref]
@@ -376,6 +383,7 @@ class Client:
                         with contextlib.suppress(CallboardError):
                             self._connection.send(Credit(unread, [1] * len(unread)))
                 case Accepted(ref=ref, prompt_tokens=prompt_tokens):
+                    self._repeats.begun(ref)
                     if ref in self._streams:
                         self._streams[ref].prompt_tokens = prompt_tokens
                 case (
@@ -395,7 +403,14 @@ class Client:
 
     def _on_lost(self, error: CallboardError) -> None:
         with self._lock:
-            streams, self._streams = self._streams, {}
+            repeated = self._repeats.due()
+            if repeated and self._connection.is_over:
+                repeated = []
+                self._repeats.forget()
+            streams = {ref: stream for ref, stream in self._streams.items() if ref not in self._repeats}
+            self._streams = {ref: stream for ref, stream in self._streams.items() if ref in self._repeats}
+            for request in repeated:
+                self._connection.send(request)
             lost = Lost(error, [stream.name for stream in streams.values()])
             for ref, stream in streams.items():
                 stream._queue.put(lost.of(stream.name, stream.tokens))
