@@ -27,6 +27,7 @@ Ids = npt.NDArray[np.uint32]
 GROUP_ROWS = 32
 GROUP_TOKENS = 512  # a longer prompt runs alone
 GROUP_WASTE = 1.25  # padded tokens per real one, at most
+ONE_FORWARD = 64  # tokens that a row alone computes in one forward, in a group or not
 FULL_FORWARDS = 8  # a group's forward covers as many tokens as this many forwards of a row alone
 
 
@@ -113,10 +114,10 @@ class Prefill:
         short = [chunk for chunk in chunks if self._grouped_with_others(chunk)]
         short.sort(key=lambda chunk: chunk.tokens)
         for group in group_by_length([chunk.tokens for chunk in short]):
-            if len(group) > 1:
-                yield from self._run_group([short[i].rid for i in group])
-            else:  # the same without a batch of one
+            if len(group) == 1 and short[group.start].tokens <= ONE_FORWARD:  # the same without a batch of one
                 yield from self._run_alone(short[group.start])
+            else:
+                yield from self._run_group([short[i].rid for i in group])
         for chunk in chunks:
             if not self._grouped_with_others(chunk):
                 yield from self._run_alone(chunk)
