@@ -178,6 +178,14 @@ def test_pinned_ones_stay_and_what_does_not_fit_beside_them_fails_at_once():
     rig.residency.pin(rig["c"], rig.now)
 
 
+def test_a_pinned_one_stays_though_it_was_used_longest_ago():
+    rig = Rig(2, Model("a", 1, pinned=True), Model("b", 1), Model("c", 1)).serve("a", "b")
+    rig.now += LONGEST_STAY
+    rig.use("b", 0, ended=1)
+    rig.want("c")
+    assert rig.decide() == [Unload("b")]
+
+
 def test_pinned_models_that_do_not_fit_together_and_names_given_twice_are_refused():
     with pytest.raises(ValueError, match="don't fit"):
         Residency([Model("a", 6, pinned=True), Model("b", 5, pinned=True)], 10)
