@@ -23,6 +23,7 @@ import zmq
 
 from protocol.control import ControlChannel, hold_lifeline
 from protocol.messages import (
+    ActorReport,
     Alive,
     Drain,
     ModelAnswer,
@@ -90,7 +91,7 @@ class Worker:
         self._epoch = epoch
         self._control = control
         self._listener = listener
-        house = HouseLink(control.report) if options.models else None
+        house = HouseLink(self._report) if options.models else None
         names = options.models or [options.model_name]
         self._backends = Backends(names, f"{ROLE}-{index}.{epoch}", house, options.load_wait)
         self._traces = Traces(options.otlp_endpoint, f"{ROLE}-{index}.{epoch}", os.environ) if options.traces else None
@@ -128,6 +129,11 @@ class Worker:
         self._control.report(Ready(ROLE, self._index, self._epoch, os.getpid()))
         self._serve_control()
         log.info("ready")
+
+    def _report(self, message: ActorReport) -> None:
+        self._control.report(message)
+        # It may have swallowed the descriptor's sign that an order came, and nothing would be heard any more.
+        asyncio.get_running_loop().call_soon(self._serve_control)
 
     def _serve_control(self) -> None:
         # The socket's descriptor tells of changes only, and sending can swallow one: read until nothing is left,
