@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
-from safetensors.numpy import load_file, save_file
 
 from bench.ask import post
 from bench.checks.report import Report
 from bench.harness import RunningServer, callboard, is_running, wait_until
+from bench.models import other_tiny
 from protocol import Client
 from protocol.client.locate import ask_house
 from protocol.errors import CallboardError
@@ -30,16 +29,6 @@ from protocol.messages import ModelAnswer, ModelOrder, ModelState
 MODEL_TIME = 60.0  # seconds that loading or unloading one model may take here
 STAY = 2.0  # seconds a model that was just loaded stays at least
 PROMPTS = ("The capital of", "Once upon a time", "def main():", "Two and two", "A list of")
-
-
-def other_tiny(tiny: Path, folder: Path, number: int) -> Path:
-    """A model of the same size as `tiny` that says other things, in `folder`."""
-    made = folder / f"tiny-{number}"
-    shutil.copytree(tiny, made)
-    weights = load_file(str(tiny / "model.safetensors"))
-    weights["lm_head.weight"] = np.roll(weights["lm_head.weight"], 1000 * number, axis=0)
-    save_file(weights, str(made / "model.safetensors"), metadata={"format": "mlx"})
-    return made
 
 
 def no_model(tiny: Path, folder: Path) -> Path:
@@ -325,8 +314,8 @@ def several(report: Report, tiny: Path, demo: Path, folder: Path, *, requests: i
     """Three tiny models and the demo model within a budget that holds two, one of them pinned."""
     models: dict[str, dict[str, Any]] = {
         "a": {"model": str(tiny), "memory": 1, "pin": True},
-        "b": {"model": str(other_tiny(tiny, folder, 1)), "memory": 1},
-        "c": {"model": str(other_tiny(tiny, folder, 2)), "memory": 1},
+        "b": {"model": str(other_tiny(1000)), "memory": 1},
+        "c": {"model": str(other_tiny(2000)), "memory": 1},
         "demo": {"model": str(demo), "memory": 1, "aliases": ["gpt-4o-mini"]},
         "broken": {"model": str(no_model(tiny, folder)), "memory": 1},
     }

@@ -4,11 +4,12 @@ import ollama
 import pytest
 
 from bench.ask import post
-from bench.checks import several_clients
+from bench.checks import models, several_clients
 from bench.checks.clients import openai_client
 from bench.checks.report import Report
 from bench.curl_lines import SEVERAL, curl_lines, run_curl
-from bench.harness import RunningServer
+from bench.harness import RunningServer, is_running
+from protocol.errors import MODEL_NOT_FOUND, RequestRejected
 from server.cli import main
 
 AT_ONCE = ("openai", "anthropic", "ollama", "langchain-openai")  # litellm takes long to import: `make verify-…` has it
@@ -18,6 +19,24 @@ AT_ONCE = ("openai", "anthropic", "ollama", "langchain-openai")  # litellm takes
 def test_client_libraries_at_once_each_choose_their_model(house: RunningServer, report: Report):
     several_clients.clients_at_once(report, house, ["alpha", "beta"], AT_ONCE)
     assert report.failures == []
+
+
+def test_models_come_and_go_and_a_client_of_each_is_served(house: RunningServer):
+    with models.connect(house, "alpha") as first:
+        said = models.by_zmq(first, "Once", 8)
+        assert models.by_http(house, "beta", "Once", 8) != said
+        cast = models.cast_of(house, "alpha")
+        pids = [cast.pid, *(actor.pid for actor in cast.children(recursive=True))]
+        answer = models.order(house, "unload", "alpha")
+        assert [state.state for state in answer.models] == ["unloaded"]
+        assert not any(is_running(pid) for pid in pids)
+        now = models.states(house)
+        assert {name: state.state for name, state in now.items()} == {"alpha": "unloaded", "beta": "ready"}
+        assert now["alpha"].memory == 0
+        assert models.by_zmq(first, "Once", 8) == said  # over the house, which loads it again
+    with pytest.raises(RequestRejected, match="no model 'c'") as error:
+        models.connect(house, "c")
+    assert error.value.code == MODEL_NOT_FOUND
 
 
 def test_a_response_goes_on_with_another_model(house: RunningServer):
