@@ -58,7 +58,8 @@ class Faults:
         """Whether all frames that were to be cut have been."""
         return not any(self._frames.read_bytes())
 
-    def clock(self, ahead: float) -> None:
-        """From now on the clock of all processes is `ahead` seconds before the true one. Not to be set back."""
+    def clock_jump(self, seconds: float) -> None:
+        """Have the clock of all processes jump ahead. It never goes back, as a monotonic clock doesn't."""
+        (ahead,) = struct.unpack("<d", self._clock.read_bytes())
         with open(self._clock, "r+b") as file:
-            file.write(struct.pack("<d", ahead))
+            file.write(struct.pack("<d", ahead + seconds))

@@ -111,7 +111,6 @@ class Soak:
     ) -> None:
         self._server = server
         self._switches = switches
-        self._ahead = 0.0
         self._reference = reference
         self._streams = streams
         self._every = every
@@ -190,8 +189,7 @@ class Soak:
             self.faults[fault.name] += 1
             return
         if fault.name == "clock jump":
-            self._ahead += JUMP
-            self._switches.clock(self._ahead)
+            self._switches.clock_jump(JUMP)
             self.faults[fault.name] += 1
             return
         with contextlib.suppress(OSError):

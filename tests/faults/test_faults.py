@@ -61,10 +61,6 @@ def test_poison_fails_alone(server: RunningServer, tiny_model: Path, report: Rep
     recovery.poison(report, server, tiny_model, streams=6, tokens=150)
 
 
-def test_a_row_that_kills_while_it_decodes_fails_alone(server: RunningServer, tiny_model: Path, report: Report):
-    recovery.decoding_poison(report, server, tiny_model, streams=1, tokens=40)
-
-
 def test_rows_of_every_kind_survive_the_death_of_the_engine(server: RunningServer, report: Report):
     kinds.kinds(report, server, tokens=120, kills=1, each=1)
 
