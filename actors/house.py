@@ -7,7 +7,6 @@ drain all models; a second one stops at once. SIGUSR1 replaces the engines of al
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import zmq
 from actors.cast_child import CastChild
 from actors.config import CastConfig
 from actors.house_orders import HouseOrders
-from actors.keeper import OTHERS_TIME, SIGNALS, SLEPT, STREAMER_TIME, HttpSpec, Keeper, Phase
+from actors.keeper import OTHERS_TIME, SIGNALS, SLEPT, STREAMER_TIME, HttpSpec, Keeper, Phase, told_end
 from actors.link import ROLE
 from actors.residency import Load, Place, Residency, Unload
 from actors.rundir import RunDirectory
@@ -114,12 +113,7 @@ class House(Keeper):
             for cast in self._casts.values():
                 cast.child.kill()
             self._run_dir.remove()
-        if not cause:
-            log.info("stopped")
-        else:
-            log.error("stopped", cause=cause)
-            print(f"callboard: {cause}", file=sys.stderr, flush=True)
-        return 1 if cause else 0
+        return told_end(cause)
 
     @property
     def _models_endpoint(self) -> str:

@@ -318,3 +318,13 @@ class Keeper:
     def _runs(self, slot: Slot) -> bool:
         child = self._children.get(slot.name)
         return child is not None and child.exit_code() is None
+
+
+def told_end(cause: str) -> int:
+    """Say in the log, and to the user, that all has ended and why; returns the exit code. No cause is a good end."""
+    if not cause:
+        log.info("stopped")
+        return 0
+    log.error("stopped", cause=cause)
+    print(f"callboard: {cause}", file=sys.stderr, flush=True)
+    return 1

@@ -7,7 +7,6 @@ the house. What it decides stands in `actors.supervision`; the processes, the so
 """
 
 import os
-import sys
 import time
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ import structlog
 from actors.awake import Awake
 from actors.blas import blas_environment
 from actors.config import CastConfig, write_config
-from actors.keeper import OTHERS_TIME, SIGNALS, SLEPT, STREAMER_TIME, HttpSpec, Keeper, Phase
+from actors.keeper import OTHERS_TIME, SIGNALS, SLEPT, STREAMER_TIME, HttpSpec, Keeper, Phase, told_end
 from actors.link import HouseLink
 from actors.rundir import RunDirectory
 from actors.supervision import REPLACE_FLUSH, Slot, Supervision
@@ -83,12 +82,7 @@ class Supervisor(Keeper):
         finally:
             self._awake.update(False)
             self._run_dir.remove()
-        if not cause:
-            log.info("stopped")
-        else:
-            log.error("stopped", cause=cause)
-            print(f"callboard: {cause}", file=sys.stderr, flush=True)
-        return 1 if cause else 0
+        return told_end(cause)
 
     # Children.
 

@@ -19,7 +19,8 @@ import psutil
 
 from bench.ask import post
 from bench.checks.report import Report
-from bench.harness import RunningServer, callboard, is_running, wait_until
+from bench.harness import RunningServer, is_running, wait_until
+from bench.houses import house_of
 from bench.models import other_tiny
 from protocol import Client
 from protocol.client.locate import ask_house
@@ -48,7 +49,7 @@ def house(folder: Path, models: dict[str, dict[str, Any]], *arguments: str) -> I
         lines += [f"[models.{json.dumps(name)}]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
     (folder / "models.toml").write_text("\n".join(lines))
     options = ["--models-config", str(folder / "models.toml"), *arguments]
-    with RunningServer("", *options, wrap=lambda given: [str(callboard()), "serve", *given]) as server:
+    with house_of({}, *options) as server:
         yield server
 
 
