@@ -3,16 +3,16 @@
 Pure: no socket, no clock. Owned by the streamer's one thread, which tells it what happens and submits what is `due`.
 
 While nothing has gone wrong every stream is due at once. After the death of an engine, streams that were decoding go
-back at once; suspects follow one at a time, each when the one before has completed a decode step, and new streams when
-no suspect is left. Suspects are the streams that the dead engine was prefilling for the first time, or was about to; a
-stream that was being resumed is one only if that engine completed no step at all. Its trail (`actors.trail`) tells
-which it was at; without one all are suspects that it may have admitted. A death is charged to the suspect
-on trial, or to the only suspect there was; a stream charged twice is poison, and is failed alone.
+back at once; suspects follow a few at a time, and new streams when no suspect is left. Suspects are the streams that
+the dead engine was prefilling for the first time, or was about to; a stream that was being resumed is one only if that
+engine completed no step at all. Its trail (`actors.trail`) tells which it was at; without one all are suspects that it
+may have admitted. A death is charged to the suspect on trial, or to the only suspect there was; a stream charged twice
+is poison, and is failed alone.
 
-So that many trials take a turn of the engine each, the next suspect is on its way already while the one before is
-admitted, and that one's prompt is computed beside the first step of the one before it. A death that its trail can't put
-down to one of those on trial is charged to none; those that it may be put down to are tried again later, each strictly
-alone.
+So that many trials take little more than the suspects' prompts, a turn of the engine tries a group of about the root
+of their number, at most `TOGETHER`; the next group is on its way already while the one before is admitted, and that
+one's prompts are computed beside the first step of the one before it. A death that its trail can't put down to one of
+those on trial is charged to none; those that it may be put down to are tried again later, each strictly alone.
 
 A stream may also kill while it decodes, and always at the same place. So one that goes back is near that place until
 it has got `PASSED` tokens, and nobody is tried meanwhile. Streams that were near at `REPEATS` deaths in a row are
@@ -26,12 +26,13 @@ from math import isqrt
 POISON = 2  # deaths charged to a stream until it is given up
 PASSED = 4  # tokens after which a stream that went back is beyond the step that the engine died in: one was in flight,
 # and one or two had not reached us
-ON_TRIAL = 4  # at once: two on their way, one whose prompt is computed, one in its first step
+ON_TRIAL = 4  # groups at once: two on their way, one whose prompts are computed, one in its first step
+TOGETHER = 4  # suspects of a group at most: their prompts are to fit a turn of the engine
 REPEATS = 3  # deaths in a row near the same place that make a decoding stream a suspect
 
 
 class _Entry:
-    __slots__ = ("admitted", "alone", "charges", "fresh", "priority", "repeats", "sent", "suspect", "tried")
+    __slots__ = ("admitted", "alone", "charges", "fresh", "group", "priority", "repeats", "sent", "suspect", "tried")
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
@@ -41,6 +42,7 @@ class _Entry:
         self.admitted = False
         self.suspect = False
         self.alone = False  # to be tried with no other suspect beside it
+        self.group = 0  # that it is or was tried in
         self.charges = 0
         self.repeats = 0  # deaths in a row that it was near
 
@@ -68,7 +70,9 @@ class Recovery:
         self._trial: dict[int, None] = {}
         self._up = False
         self._stepped = False
-        self._group = 1  # decoding suspects that are tried at once
+        self._groups = 0  # tried so far
+        self._together = 1  # suspects that are tried in one group
+        self._decoders_together = 1
         self._turned = False  # the engine has completed a turn since a suspect was submitted
 
     def __contains__(self, rid: int) -> bool:
@@ -86,7 +90,7 @@ class Recovery:
 
     @property
     def suspects(self) -> int:
-        """How many streams wait to be tried one at a time."""
+        """How many streams wait to be tried."""
         return len(self._suspects)
 
     # Events.
@@ -149,6 +153,9 @@ class Recovery:
             rids = self._next_trial()
             self._turned &= not rids
             self._trial.update(dict.fromkeys(rids))
+            self._groups += 1
+            for rid in rids:
+                self._entries[rid].group = self._groups
         elif not rids and not self._trial:
             rids = list(self._unsent)
         for rid in rids:
@@ -168,18 +175,25 @@ class Recovery:
         suspect = self._entries[first]
         if self._trial:
             others = [self._entries[rid] for rid in self._trial]
-            waiting = sum(not entry.admitted for entry in others)
-            follows = waiting == 0 or (waiting == 1 and self._turned)
+            groups = {entry.group for entry in others}
+            waiting = {entry.group for entry in others if not entry.admitted}
+            follows = not waiting or (len(waiting) == 1 and self._turned)
             alone = any(entry.alone or entry.decoder for entry in (suspect, *others))
-            return [first] if len(others) < ON_TRIAL and follows and not alone else []
-        if not self._stepped and self._silent:
-            return []
-        if any(rid not in self._silent or self._entries[rid].admitted for rid in self._near):
-            return []
-        if not suspect.decoder or suspect.alone:
+            if len(groups) >= ON_TRIAL or alone or not follows:
+                return []
+        else:
+            if not self._stepped and self._silent:
+                return []
+            if any(rid not in self._silent or self._entries[rid].admitted for rid in self._near):
+                return []
+        if suspect.alone:
             return [first]
-        group = [rid for rid in self._suspects if self._entries[rid].decoder and not self._entries[rid].alone]
-        return group[: self._group]
+        kind = suspect.decoder
+        alike = [rid for rid, entry in self._suspect_entries() if entry.decoder == kind and not entry.alone]
+        return alike[: self._decoders_together if kind else self._together]
+
+    def _suspect_entries(self) -> Iterable[tuple[int, _Entry]]:
+        return ((rid, self._entries[rid]) for rid in self._suspects)
 
     @staticmethod
     def _may_go_back(entry: _Entry) -> bool:
@@ -208,7 +222,9 @@ class Recovery:
         # nobody else can be judged beside them.
         suspects.sort(key=self._order)
         self._suspects = dict.fromkeys(suspects)
-        self._group = isqrt(sum(self._entries[rid].decoder for rid in suspects))
+        decoders = sum(self._entries[rid].decoder for rid in suspects)
+        self._decoders_together = isqrt(decoders)
+        self._together = min(isqrt(len(suspects) - decoders), TOGETHER)
         return poison
 
     def _order(self, rid: int) -> tuple[int, bool, bool]:

@@ -1,9 +1,11 @@
 """Who goes back to a new engine, in which order, and who is blamed for a death."""
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.streamer.recovery import PASSED, REPEATS, Recovery
+from actors.streamer.recovery import ON_TRIAL, PASSED, REPEATS, TOGETHER, Recovery
 
 
 def started(*rids, seats=8):
@@ -38,7 +40,7 @@ def test_everything_is_due_at_once_while_nothing_has_gone_wrong():
     assert recovery.due() == []
 
 
-def test_decoding_streams_go_back_at_once_and_suspects_one_at_a_time():
+def test_decoding_streams_go_back_at_once_and_few_suspects_one_at_a_time():
     recovery = started(1, 2, 3, 4)
     step(recovery, 1, 2)
     assert recovery.engine_down() == []
@@ -97,25 +99,38 @@ def test_the_next_suspect_follows_when_the_one_before_is_admitted():
     assert recovery.due() == [4]
 
 
-def test_one_more_is_on_its_way_after_each_turn():
-    recovery = started(*range(1, 9))
+def test_one_more_group_is_on_its_way_after_each_turn():
+    recovery = started(*range(1, 11), seats=16)
     step(recovery, 1)
     recovery.engine_down()
     recovery.engine_up()
     assert recovery.due() == [1]
-    assert passes(recovery, 1) == [2]
-    assert recovery.due() == []  # not two in one turn
+    assert passes(recovery, 1) == [2, 3, 4]  # the root of nine is three
+    assert recovery.due() == []  # not two groups in one turn
     recovery.admitted([])
-    assert recovery.due() == [3]
-    recovery.admitted([2])
-    assert recovery.due() == [4]
-    recovery.admitted([3])
-    assert recovery.due() == [5]
-    recovery.admitted([])
-    assert recovery.due() == []  # two are on their way
+    assert recovery.due() == [5, 6, 7]
+    recovery.admitted([2, 3])
+    assert recovery.due() == []  # two groups are on their way
     recovery.admitted([4])
-    assert recovery.due() == []  # and two that have not been cleared
-    assert step(recovery, 2) == [6]
+    assert recovery.due() == [8, 9, 10]
+
+
+def test_so_many_groups_are_on_trial_at_once_and_no_more():
+    suspects = range(2, 2 + TOGETHER * (ON_TRIAL + 1))
+    groups = [list(suspects[at : at + TOGETHER]) for at in range(0, len(suspects), TOGETHER)]
+    recovery = started(1, *suspects, seats=64)
+    step(recovery, 1)
+    recovery.engine_down()
+    recovery.engine_up()
+    recovery.due()
+    assert passes(recovery, 1) == groups[0]
+    for before, group in pairwise(groups[:ON_TRIAL]):
+        recovery.admitted(before)
+        assert recovery.due() == group
+    recovery.admitted(groups[ON_TRIAL - 1])
+    assert recovery.due() == []
+    assert step(recovery, *groups[0][1:]) == []
+    assert step(recovery, groups[0][0]) == groups[ON_TRIAL]
 
 
 def test_of_those_on_trial_the_trail_tells_which_it_was():
