@@ -90,6 +90,7 @@ class DecodeBatch:
         self._groups: list[RowGroup] = []
         self._solo: list[SoloRow] = []
         self._in_flight: deque[_Step] = deque()
+        self._uncut = 0  # the dispatch that was the last step, if no blocks were cut behind it
         self._steps = 0
         self._joined = False  # since the last step
         self._expected = 0  # rows on their way
@@ -193,7 +194,11 @@ class DecodeBatch:
             drawn = [group.step() for group in every]
             cuts = self._cuts(every)
             before()
-            self._lane.dispatch([cuts, [(step.tokens, _arrays(step.logprobs)) for step in drawn]])
+            # Cuts come last in their step, and read the caches.
+            early = self._lane.begun == self._uncut
+            self._lane.dispatch([cuts, [(step.tokens, _arrays(step.logprobs)) for step in drawn]], early=early)
+            if not any(cuts):
+                self._uncut = self._lane.begun
         self._in_flight.append(_Step(slots, drawn))
 
     def _launch_constrained(self, every: list[RowGroup | SoloRow], before: Callable[[], None]) -> list[Drawn]:

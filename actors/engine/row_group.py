@@ -266,11 +266,12 @@ class RowGroup:
     def forward(self) -> mx.array:
         """Build the logits of one decode step, (slots, vocabulary); `draw` must follow."""
         assert self.longest < self.room
-        at = Positions(self._lengths)
+        live = list(self._slots.values())
+        at = Positions(self._lengths, live)
         for cache in self._caches:
             cache.step(at)
         logits = self._model.forward(self._inputs[:, None], list[Cache](self._caches), self._rids)
-        self._lengths[list(self._slots.values())] += 1
+        self._lengths[live] += 1
         return logits[:, -1, :]
 
     def draw(self, logits: mx.array, allowed: mx.array | None = None) -> Drawn:

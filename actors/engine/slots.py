@@ -29,11 +29,15 @@ NO_BOUND = 1 << 62  # bytes
 class Positions:
     """Where the rows of one decode step stand; shared by the caches of all layers.
 
-    `lengths[i]` tokens of slot i are in the caches before the step, so its new token gets that position.
+    `lengths[i]` tokens of slot i are in the caches before the step, so its new token gets that position. When the slots
+    `live` (all unless given) stand at the `same` position, the others are taken to stand there, too: then nothing needs
+    a mask, and a write is one slice.
     """
 
-    def __init__(self, lengths: Lengths) -> None:
+    def __init__(self, lengths: Lengths, live: list[int] | None = None) -> None:
         self.rows = len(lengths)
+        used = lengths if live is None else lengths[live]
+        self.same = int(used[0]) if len(used) and (used == used[0]).all() else None
         self.longest = int(lengths.max()) + 1  # with the new token
         self.before = mx.array(lengths.astype(np.int32))
         self.after = self.before + 1
@@ -82,9 +86,12 @@ class SlotCache:
         self._written = False
 
     @property
-    def offset(self) -> mx.array:
-        """Position of each row's next token, int32 (rows,)."""
-        return self._at.after if self._written else self._at.before
+    def offset(self) -> mx.array | int:
+        """Position of each row's next token, int32 (rows,); one number when it is the same for all."""
+        at = self._at
+        if at.same is not None:
+            return at.same + self._written
+        return at.after if self._written else at.before
 
     def load(self, slot: int, cache: Any) -> None:
         """Copy a prefilled row, the only one in mlx-lm's `cache`, into `slot`."""
@@ -148,10 +155,13 @@ class _Planes:
             written += self.arrays[index].nbytes
         return written
 
-    def put(self, at: Positions, places: mx.array, news: list[mx.array]) -> None:
-        """Write one token per row: `news` are (rows, heads, 1, width), `places` (rows,) along the tokens."""
+    def put(self, at: Positions, places: mx.array | int, news: list[mx.array]) -> None:
+        """Write one token per row: `news` are (rows, heads, 1, width), `places` (rows,) along the tokens, or one."""
         for array, new in zip(self.arrays, news, strict=True):
-            array[at.slots, :, places] = new[:, :, 0]
+            if isinstance(places, int):
+                array[: at.rows, :, places : places + 1] = new
+            else:
+                array[at.slots, :, places] = new[:, :, 0]
 
     def view(self, rows: int, limit: int) -> list[mx.array]:
         return [a[:rows, :, :limit] for a in self.arrays]
@@ -204,14 +214,16 @@ class SlotKV(_PlanarCache):
         """Take one token per row, (rows, heads, 1, width); returns all keys and values up to the longest row."""
         at, planes = self._at, self._planes
         planes.like([keys, values])
-        planes.put(at, at.before, [keys, values])
+        planes.put(at, at.before if at.same is None else at.same, [keys, values])
         self._written = True
         k, v = planes.view(at.rows, at.longest)
         return k, v
 
-    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        """See `Positions.causal`."""
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> mx.array | None:
+        """See `Positions.causal`; None where it would hide nothing, as mlx-lm has it."""
         assert n == 1
+        if self._at.same is not None and window_size is None:
+            return None
         return self._at.causal(self._at.longest, window_size)
 
     def load(self, slot: int, cache: Any) -> None:
@@ -248,15 +260,19 @@ class SlotWindow(_PlanarCache):
     def _limit(self) -> int:
         return min(self._at.longest, self._size)
 
-    def _places(self, at: Positions) -> mx.array:
+    def _places(self, at: Positions) -> mx.array | int:
+        if at.same is not None:
+            return at.same if at.same < self._size else self._keep + (at.same - self._keep) % (self._size - self._keep)
         if at.longest <= self._size:
             return at.before
         turned = self._keep + (at.before - self._keep) % (self._size - self._keep)
         return mx.where(at.before < self._size, at.before, turned)
 
-    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        """See `Positions.ring`."""
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> mx.array | None:
+        """See `Positions.ring`; None where it would hide nothing, as mlx-lm has it."""
         assert n == 1
+        if self._at.same is not None and (window_size is None or window_size >= self._size):
+            return None
         if self._at.longest <= self._size:
             return self._at.causal(self._limit, window_size)
         return self._at.ring(self._limit, self._size, self._keep, window_size)
@@ -297,14 +313,16 @@ class SlotQuantizedKV(_PlanarCache):
             part for plain in (keys, values) for part in mx.quantize(plain, group_size=self.group_size, bits=self.bits)
         ]
         planes.like(news)
-        planes.put(at, at.before, news)
+        planes.put(at, at.before if at.same is None else at.same, news)
         self._written = True
         parts = planes.view(at.rows, at.longest)
         return (parts[0], parts[1], parts[2]), (parts[3], parts[4], parts[5])
 
-    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        """See `Positions.causal`."""
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> mx.array | None:
+        """See `Positions.causal`; None where it would hide nothing, as mlx-lm has it."""
         assert n == 1
+        if self._at.same is not None and window_size is None:
+            return None
         return self._at.causal(self._at.longest, window_size)
 
     def load(self, slot: int, cache: Any) -> None:

@@ -159,6 +159,35 @@ def test_room_for_tokens_is_there_before_rows_need_it(model: Model) -> None:
     assert all(array.shape[2] > 4 * GROW for array in arrays)
 
 
+def test_steps_one_behind_the_other_write_in_place(model: Model) -> None:
+    rows = Rows(model, 2, tokens=8000)
+    rows.step()
+    caches = rows.batch.nbytes
+    assert caches > 16 * 2 * model.vocab_size
+    for uneven in (False, True):
+        if uneven:
+            rows.batch.remove([0])
+            rows.join(tokens=7000)
+            rows.step()
+        rows.batch.launch(lambda: None)
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        for _ in range(3):
+            rows.batch.launch(lambda: None)
+            rows.batch.collect()
+        rows.batch.collect()
+        assert mx.get_peak_memory() - before < caches / 8
+
+
+def test_a_dispatch_is_known_to_have_ended_when_the_one_behind_it_is_waited_for() -> None:
+    lane = Lane()
+    for early, ended in ((False, 0), (True, 0), (True, 1), (False, 3)):
+        lane.dispatch(mx.ones((4,)) + 1, early=early)
+        assert lane.ended == (ended if lane._cpu else lane.begun - 1)
+    lane.wait()
+    assert lane.ended == 4
+
+
 def together_and_apart(model: Model, patch: Callable[[str, int], None]) -> list[dict[int, list[int]]]:
     found = []
     for small in (1 << 60, 0):
