@@ -5,7 +5,6 @@ that can't speak any more (a crash in native code) can still be explained. Lines
 passed on with the actor, pid and epoch they come from.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -30,11 +29,10 @@ class Child:
         *,
         actor: str = "",
         epoch: int = 0,
-        polite: bool = False,
         keep: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """Start `command` with `--lifeline FD` appended; `actor` and `epoch` are for the log, whose lines go to stderr
-        and to `keep`. A `polite` one takes no core from a running thread when it wakes up. Raises OSError."""
+        and to `keep`. Raises OSError."""
         self._keep = keep
         self._as_text = environment.get("CALLBOARD_LOG_FORMAT") == "text"
         read_end, self._lifeline = os.pipe()
@@ -52,10 +50,6 @@ class Child:
         finally:
             os.close(read_end)
         self.pid = self._process.pid
-        if polite and sys.platform == "linux":
-            # Each step that the engine sends wakes the streamer, which else takes the engine's core at once.
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(self.pid, os.SCHED_BATCH, os.sched_param(0))
         self._origin = {"actor": actor, "pid": self.pid, "epoch": epoch}
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._pump = threading.Thread(target=self._pass_on_log, name=f"log of {self.pid}", daemon=True)

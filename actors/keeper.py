@@ -171,13 +171,7 @@ class Keeper:
             command += self._command(slot)
         command += ["--run", str(self._folder), "--index", str(slot.index), "--epoch", str(self._epochs)]
         child = Child(
-            command,
-            self._environment(slot.role),
-            fds,
-            actor=slot.name,
-            epoch=self._epochs,
-            polite=slot.role != "engine",
-            keep=self._keep_log,
+            command, self._environment(slot.role), fds, actor=slot.name, epoch=self._epochs, keep=self._keep_log
         )
         self._children[slot.name] = child
         self._table.started(slot, child.pid, self._epochs, self._clock())

@@ -119,6 +119,7 @@ async def _run(
                 await reached(partial(_more, flat, _count(flat)), 60, "tokens come")
                 await asyncio.sleep(draw.uniform(0.0, 0.6))
                 os.kill((await asyncio.to_thread(server.pids))["engine"], signal.SIGKILL)
+                await asyncio.sleep(0.1)  # what it still sent is no sign of the next engine
             _, late = await asyncio.wait(tasks, timeout=PATIENCE)
             assert not late, f"{len(late)} rows have not ended after {PATIENCE:g} s"
             got = iter([task.result() for task in tasks])
