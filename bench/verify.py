@@ -318,7 +318,7 @@ CHECKS: dict[str, Check] = {
         *("--tokenizers", "2"),
     ),
     "kill-streamer": front_death("streamer"),
-    "kill-http": front_death("http0"),
+    "kill-http": front_death("http"),
     "restart-engine": on_tiny(restart_engine),
     "poison": poison,
     "kill-kinds": kill_kinds,
