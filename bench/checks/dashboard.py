@@ -1,135 +1,24 @@
-"""Checks of the dashboard: every button in a real browser, its figures under load, and what looking at it costs."""
+"""Checks of the dashboard: every button in a real browser, what it looks like, and its requests without one.
 
-import asyncio
-import math
+Its figures under load are `dashboard_figures`, what looking at it costs is `dashboard_cost`.
+"""
+
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench import browser
 from bench.ask import get, post
 from bench.browser import Page
 from bench.checks.report import Report
 from bench.harness import RunningServer
-from bench.load.driver import Progress, make_load, run_load
-from bench.load.outcome import Outcome
-from bench.load.plan import Plan
 from protocol import Client
 from protocol.errors import CallboardError
 
 STATE = "/admin/api/state"
 PREFIXES = "/admin/api/prefixes"
-REPLAYED_PER_SECOND = 40  # times as often as one page asks, so that it can be told from noise
-
-
-def metrics(server: RunningServer, **options: Any) -> dict[str, float]:
-    """Sums of `/metrics`: by name, and requests by `requests OUTCOME`."""
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(get(f"{server.url}/metrics", **options).body):
-        for sample in family.samples:
-            key = f"requests {sample.labels['outcome']}" if sample.name == "callboard_requests_total" else sample.name
-            found[key] = found.get(key, 0.0) + sample.value
-    return found
-
-
-def close(first: float, second: float, part: float = 0.02) -> bool:
-    """Whether two figures agree."""
-    return math.isclose(first, second, rel_tol=part, abs_tol=1e-9)
-
-
-@contextmanager
-def load(server: RunningServer, plan: Plan) -> Iterator[tuple[Progress, list[Outcome]]]:
-    """Run a plan beside the block, which is left when the plan has ended."""
-    progress, outcomes = Progress(plan), list[Outcome]()
-
-    async def run() -> None:
-        async with make_load(plan, url=server.url, endpoint=server.endpoint) as way:
-            outcomes.extend(await run_load(way, progress))
-
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    try:
-        yield progress, outcomes
-    finally:
-        thread.join()
-
-
-def figures(report: Report, server: RunningServer, streams: int, rounds: int, tokens: int) -> None:
-    """The page, `/metrics` and the stress harness agree on a load."""
-    # A client that connects sees its own event loop, which opens many connections at once; a server sees requests.
-    plan = Plan(
-        via="http",
-        streams=streams,
-        requests=streams * rounds,
-        prompt_tokens=64,
-        max_tokens=tokens,
-        vocab_size=49_152,
-        connected=True,
-    )
-    before = metrics(server)
-    with browser.browser() as page:
-        page.open(f"{server.url}/admin")
-        page.wait(lambda: page.text("#status") == "ok")
-        apart = []
-        with load(server, plan) as (progress, outcomes):
-            while progress.completed + progress.failed < plan.requests:
-                rows = metrics(server).get("callboard_streams", 0.0)
-                shown = get(f"{server.url}{STATE}").body["phases"]
-                if progress.running == streams:
-                    apart.append(abs(rows - sum(shown.values())))
-                time.sleep(0.25)
-        after = metrics(server)
-        good = [outcome for outcome in outcomes if not outcome.error]
-        report.expect(len(good) == plan.requests, "every request completed", len(good))
-        page.wait(lambda: page.text("#count") == "")
-        time.sleep(1.5)  # until the page has asked once more
-        state = get(f"{server.url}{STATE}").body
-        tile = page.text("#tiles .tile:nth-child(6) strong")
-        faults = page.faults()
-
-    def grown(name: str) -> float:
-        return after.get(name, 0.0) - before.get(name, 0.0)
-
-    harness = sum(outcome.completion_tokens for outcome in good)
-    report.measured("tokens_harness", harness)
-    report.measured("tokens_metrics", grown("callboard_generated_tokens_total"))
-    report.expect(close(grown("callboard_generated_tokens_total"), harness), "tokens agree within 2 %")
-    report.expect(grown("requests finished") == plan.requests, "requests agree", grown("requests finished"))
-    gaps = [gap for outcome in good for gap in outcome.gaps]
-    itl = grown("callboard_itl_seconds_sum") / max(grown("callboard_itl_seconds_count"), 1)
-    report.measured("itl_ms_harness", round(1000 * sum(gaps) / len(gaps), 2))
-    report.measured("itl_ms_metrics", round(1000 * itl, 2))
-    report.expect(close(itl, sum(gaps) / len(gaps)), "inter-token latency agrees within 2 %")
-    ttft = grown("callboard_ttft_seconds_sum") / max(grown("callboard_ttft_seconds_count"), 1)
-    seen = sum(outcome.ttft for outcome in good) / len(good)
-    report.measured("ttft_ms_harness", round(1000 * seen, 1))
-    report.measured("ttft_ms_metrics", round(1000 * ttft, 1))
-    parts = {}
-    for part in ("received", "tokenize", "queue", "prefill"):
-        count = max(grown(f"callboard_{part}_seconds_count"), 1)
-        parts[part] = round(1000 * grown(f"callboard_{part}_seconds_sum") / count, 1)
-    parts["written"] = round(1000 * ttft - sum(parts.values()), 1)
-    report.measured("ttft_ms_parts", parts)
-    report.expect(close(ttft, seen), "time to first token agrees within 2 %")
-    report.expect(
-        state["generated"] == after["callboard_generated_tokens_total"], "the page's tokens are those of /metrics"
-    )
-    ended = sum(state["requests"].values())
-    report.expect(tile.strip() == short(ended), "the page shows the requests that have ended", (tile, ended))
-    report.expect(not faults, "the browser had nothing to complain about", faults)
-
-
-def short(value: float) -> str:
-    """A count as the page words it."""
-    if value >= 1e4:
-        return f"{value / 1e3:.1f}k"
-    return str(round(value))
+PHONE = (390, 844)  # pixels
 
 
 class Traffic:
@@ -186,8 +75,7 @@ def buttons(report: Report, server: RunningServer, key: str, pictures: Path | No
         report.expect(
             touched >= {"replace", "cancel-all", "send", "halt", "forget", "pause"}, "buttons were pressed", touched
         )
-    if pictures is not None:
-        take_pictures(server, key, pictures)
+    look_around(report, server, key, pictures)
 
 
 def _watch_clicks(page: Page) -> None:
@@ -257,11 +145,20 @@ def _prefixes(report: Report, server: RunningServer, page: Page, key: str) -> No
     )
     page.click("[data-tier='memory']")
     report.expect(page.count(rows) == len(shown), "In memory leaves what is in memory", page.count(rows))
+    page.click("[data-tier='ssd']")
+    on_ssd = page.wait(lambda: page.count(rows) == _chains_on_ssd(server, key) > 0)
+    report.expect(on_ssd, "On the SSD leaves what is on the SSD", (page.count(rows), _chains_on_ssd(server, key)))
     page.click("[data-tier='all']")
     refused = get(f"{server.url}{PREFIXES}")
     report.expect(refused.status == 401, "without the key nobody sees them", refused.status)
     allowed = get(f"{server.url}{PREFIXES}", headers={"authorization": f"Bearer {key}"})
     report.expect(len(allowed.body["chains"]["rows"]) == len(shown), "with it as many", allowed.body)
+
+
+def _chains_on_ssd(server: RunningServer, key: str) -> int:
+    chains = get(f"{server.url}{PREFIXES}", headers={"authorization": f"Bearer {key}"}).body["chains"]
+    place = chains["columns"].index("ssd_blocks")
+    return sum(row[place] > 0 for row in chains["rows"])
 
 
 def _chat(report: Report, page: Page) -> None:
@@ -309,11 +206,18 @@ def settled(page: Page) -> bool:
     return page.wait(lambda: page.text("#status") == "ok")
 
 
-def take_pictures(server: RunningServer, key: str, folder: Path) -> None:
-    """What the page looks like under traffic, on a desk and on a phone."""
+def expect_fit(report: Report, page: Page, view: str, width: int = PHONE[0]) -> None:
+    """Nothing of what a phone shows is wider than the phone."""
+    root = "document.documentElement.scrollWidth"
+    found = page.driver.execute_script(f"return [{root}, innerWidth]")
+    report.expect(max(found) <= width, f"{view} fits {width} px", found)
+
+
+def look_around(report: Report, server: RunningServer, key: str, folder: Path | None) -> None:
+    """Every view under traffic, on a desk and on a phone, whose width none exceeds; pictures of them go to `folder`."""
     traffic = Traffic(server, 8)
     try:
-        for name, width, height, phone in (("desk", 1360, 1000, False), ("phone", 390, 844, True)):
+        for name, (width, height), phone in (("desk", (1360, 1000), False), ("phone", PHONE, True)):
             with browser.browser(width, height, phone=phone, dark=not phone) as page:
                 page.open(f"{server.url}/admin")
                 page.driver.execute_script("sessionStorage.setItem('callboard-key', arguments[0])", key)
@@ -322,52 +226,12 @@ def take_pictures(server: RunningServer, key: str, folder: Path) -> None:
                 for view in ("overview", "streams", "prefixes", "chat", "log"):
                     page.click(f"#tab-{view}")
                     time.sleep(2.5)
-                    page.picture(folder / f"{name}-{view}.png")
+                    if phone:
+                        expect_fit(report, page, view)
+                    if folder is not None:
+                        page.picture(folder / f"{name}-{view}.png")
     finally:
         traffic.end()
-
-
-def cost(report: Report, server: RunningServer, streams: int, seconds: float) -> None:
-    """What a page that looks on costs of the processes' CPU time, while many streams run."""
-    traffic = Traffic(server, streams, tokens=8000)
-    try:
-        deadline = time.monotonic() + 60
-        while server.load()["running"] < streams and time.monotonic() < deadline:
-            time.sleep(0.2)
-        fronts = [psutil.Process(pid) for name, pid in server.pids().items() if name.startswith(("http", "streamer"))]
-        every = [psutil.Process(pid) for pid in server.pids().values()]
-        alone, all_alone = _cpu(fronts, every, seconds, lambda _: None)
-        shown: list[int] = []
-
-        def ask(_: float) -> None:
-            since = time.time() - 1
-            body = get(f"{server.url}{STATE}?since={since}&streams=200").body
-            shown.append(len(body["streams"]))
-
-        watched, _ = _cpu(fronts, every, seconds, ask)
-    finally:
-        traffic.end()
-    report.measured("streams_shown", shown[-1])
-    part = max(0.0, watched - alone) / REPLAYED_PER_SECOND / all_alone
-    report.measured("cpu_seconds_per_second_all", round(all_alone, 3))
-    report.measured("cpu_part_of_one_page", round(part, 5))
-    report.expect(shown[-1] == streams, "all streams were looked at", shown[-1])
-    report.expect(part <= 0.01, "one page takes at most 1 % of the processes' CPU time", part)
-
-
-def _cpu(fronts: list[psutil.Process], every: list[psutil.Process], seconds: float, ask: Any) -> tuple[float, float]:
-    """CPU seconds per second of some processes and of all, while `ask` is called many times a second."""
-
-    def used(processes: list[psutil.Process]) -> float:
-        return sum(sum(process.cpu_times()[:2]) for process in processes)
-
-    began, front, whole = time.monotonic(), used(fronts), used(every)
-    calls = int(seconds * REPLAYED_PER_SECOND)
-    for call in range(calls):
-        ask(call)
-        time.sleep(max(0.0, began + (call + 1) / REPLAYED_PER_SECOND - time.monotonic()))
-    took = time.monotonic() - began
-    return (used(fronts) - front) / took, (used(every) - whole) / took
 
 
 def replay(report: Report, server: RunningServer) -> None:

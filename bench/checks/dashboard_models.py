@@ -6,6 +6,7 @@ from typing import Any
 
 from bench import browser
 from bench.browser import Page
+from bench.checks.dashboard import PHONE, expect_fit
 from bench.checks.report import Report
 from bench.harness import RunningServer
 from bench.houses import states
@@ -23,10 +24,10 @@ def models(report: Report, server: RunningServer, key: str, pictures: Path | Non
         _rows(report, page)
         _buttons(report, server, page)
         _choice(report, server, page)
+        _replace(report, server, page)
         faults = [fault for fault in page.faults() if "/models/unload" not in fault]  # which was refused on purpose
         report.expect(not faults, "the browser had nothing to complain about", faults)
-    if pictures is not None:
-        _take_pictures(server, key, pictures)
+    _look_around(report, server, key, pictures)
 
 
 def _of(name: str, rest: str) -> str:
@@ -99,12 +100,32 @@ def _choice(report: Report, server: RunningServer, page: Page) -> None:
     report.expect(names and states(server)["beta"]["state"] == "ready", "its actors are shown", page.text("#actors"))
 
 
-def _take_pictures(server: RunningServer, key: str, folder: Path) -> None:
-    for name, width, height, phone in (("desk", 1360, 1000, False), ("phone", 390, 844, True)):
+def _replace(report: Report, server: RunningServer, page: Page) -> None:
+    """The model shown is `beta`."""
+
+    def epochs() -> dict[str, int]:
+        return {actor["name"]: int(actor["epoch"]) for actor in server.health()["actors"]}
+
+    before = epochs()
+    page.click("#replace")
+    page.click("#confirm-yes")
+    replaced = page.wait(lambda: epochs()["beta/engine"] > before["beta/engine"] and page.text("#status") == "ok", 60)
+    after = epochs()
+    report.expect(
+        replaced and after["beta/engine"] == before["beta/engine"] + 1, "Replace engine replaces it once", after
+    )
+    report.expect(after["alpha/engine"] == before["alpha/engine"], "and not that of the other model", after)
+
+
+def _look_around(report: Report, server: RunningServer, key: str, folder: Path | None) -> None:
+    for name, (width, height), phone in (("desk", (1360, 1000), False), ("phone", PHONE, True)):
         with browser.browser(width, height, phone=phone, dark=not phone) as page:
             page.open(f"{server.url}/admin")
             page.driver.execute_script("sessionStorage.setItem('callboard-key', arguments[0])", key)
             page.open(f"{server.url}/admin?again")
             page.wait(lambda page=page: page.count(".held") == 2)  # type: ignore[misc]  # bound now, called now
             time.sleep(2.5)
-            page.picture(folder / f"{name}-models.png")
+            if phone:
+                expect_fit(report, page, "models")
+            if folder is not None:
+                page.picture(folder / f"{name}-models.png")
