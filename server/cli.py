@@ -62,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     match args.command:
         case "serve" | "demo":
+            args.models += getattr(args, "named_models", [])  # `--model`, as mlx_lm.server has it
             from server.cli_serve import serve
 
             return serve(args)

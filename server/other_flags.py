@@ -52,6 +52,9 @@ _AUTO = Always(takes=True)  # found out from the model
 
 FLAGS: dict[str, Same | Always | Instead] = {
     # mlx_lm.server
+    "--draft-model": Instead("nothing: there is no speculative decoding"),
+    "--num-draft-tokens": Instead("nothing: there is no speculative decoding"),
+    "--pipeline": Instead("nothing: a model runs on one machine", takes=False),
     "--allowed-origins": Same("allow_origins"),
     "--decode-concurrency": Same("max_num_seqs"),
     "--prompt-concurrency": Always(takes=True),
@@ -93,8 +96,10 @@ FLAGS: dict[str, Same | Always | Instead] = {
     "--default-top-k": _DEFAULTS,
     "--default-min-p": _DEFAULTS,
     "--default-chat-template-kwargs": Instead("chat_template_kwargs in the request"),
-    "--embedding-model": Instead("a server of its own: callboard serve MODEL --task embed"),
-    "--rerank-model": Instead("a server of its own: callboard serve MODEL --task rerank"),
+    "--embedding-model": Instead(
+        'task = "embed" for a model in --models-config, or callboard serve MODEL --task embed'
+    ),
+    "--rerank-model": Instead('task = "rerank" for a model in --models-config, or callboard serve MODEL --task rerank'),
     "--mcp-config": Instead("tools in the request"),
     "--mllm": Instead("a text model: images are not served yet", takes=False),
     "--offline": Instead("the environment: HF_HUB_OFFLINE=1", takes=False),
@@ -106,7 +111,7 @@ FLAGS: dict[str, Same | Always | Instead] = {
     "--initial-cache-blocks": Always(takes=True),
     "--no-cache": Same("prefix_cache", value="false"),
     "--max-process-memory": Same("memory_limit"),
-    "--model-dir": Instead("the model itself: callboard serve FOLDER"),
+    "--model-dir": Instead("the models themselves: callboard serve FOLDER/A FOLDER/B"),
     # vLLM
     "--enable-prefix-caching": Same("prefix_cache", value="true"),
     "--no-enable-prefix-caching": Same("prefix_cache", value="false"),
@@ -148,10 +153,16 @@ class _Instead(argparse.Action):
         parser.error(f"{option_string} is not taken here; use {self._use}")
 
 
+class _Model(argparse.Action):
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        namespace.named_models = [*getattr(namespace, "named_models", []), values]
+
+
 def add_other_flags(parser: argparse.ArgumentParser) -> None:
     """Accept them, those aside that the parser has of its own."""
     known = {flag for action in parser._actions for flag in action.option_strings}
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("--model", action=_Model, dest="named_models", **hidden)
     for flag, meaning in FLAGS.items():
         if flag in known:
             continue

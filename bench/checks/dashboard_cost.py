@@ -81,7 +81,7 @@ def cost(report: Report, server: RunningServer, streams: int, seconds: float) ->
     report.measured("shown", shown)
     parts = {
         view: part_of_one(used, before, after)
-        for (view, used), before, after in zip(watched.items(), alone, alone[1:], strict=True)
+        for (view, used), before, after in zip(watched.items(), alone[:-1], alone[1:], strict=True)
     }
     report.measured("cpu_part_of_one_page", {view: round(part, 5) for view, part in parts.items()})
     report.expect(shown["streams"] == streams, "all streams were looked at", shown)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from server.cli import _parser
 from server.other_flags import FLAGS, Instead, Same, add_other_flags
 from server.settings import OPTIONS, add_options, resolve_settings
 
@@ -40,6 +41,11 @@ def test_a_command_line_of_mlx_lm_works(parser: argparse.ArgumentParser):
     settings = resolve_settings(parser.parse_args(line.split()), {})
     assert (settings.max_num_seqs, settings.cache_memory_mb, settings.log_level) == (8, 1024, "info")
     assert settings.allow_origins == ["a"]
+
+
+def test_model_as_a_flag_is_not_ambiguous():
+    args = _parser().parse_args(["serve", "--model", "there", "--port", "0"])
+    assert (args.models, args.named_models) == ([], ["there"])
 
 
 @pytest.mark.parametrize("flag", [flag for flag, meaning in FLAGS.items() if isinstance(meaning, Instead)])
