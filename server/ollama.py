@@ -22,7 +22,7 @@ from protocol.messages import Grammar, ModelCard, SamplingParams, ToolChoice
 from server.backend import Backend
 from server.backends import Backends
 from server.chat import template_kwargs
-from server.choosing import Choose
+from server.choosing import Chooser
 from server.endpoints import Plain
 from server.errors import UNSUPPORTED, ApiError, invalid
 from server.generation import Generation, sampling_params
@@ -124,10 +124,10 @@ class OllamaApi:
         """What answers a request that only loads or unloads. A model that is alone stays."""
         keep_alive = seconds_of(request.keep_alive)
 
-        async def answer(choose: Choose) -> Response:
+        async def answer(choose: Chooser) -> Response:
             backend = self._find(request.model)
             if keep_alive == 0:
-                self._backends.keep(backend, 0)
+                choose.unload(backend.model)
             else:
                 await choose(self._plain(request.model), keep_alive)
             done = "unload" if keep_alive == 0 else "load"
@@ -194,7 +194,7 @@ class OllamaApi:
             models.append(entry)
         return _json({"models": models})
 
-    async def show(self, body: bytes, _choose: Choose) -> object:
+    async def show(self, body: bytes, _choose: Chooser) -> object:
         """`POST /api/show`. Raises ApiError when there is no such model."""
         asked = decode_request(body, OllamaShowRequest, {})
         name = asked.model or asked.name
@@ -217,7 +217,7 @@ class OllamaApi:
         }
         return fields
 
-    async def embed(self, body: bytes, choose: Choose) -> object:
+    async def embed(self, body: bytes, choose: Chooser) -> object:
         """`POST /api/embed`, and `/api/embeddings`. Raises ApiError, and what the client raises."""
         asked = decode_request(body, OllamaEmbedRequest, {})
         given = asked.prompt if asked.input is None else asked.input
@@ -226,6 +226,8 @@ class OllamaApi:
         backend = await choose(self._plain(asked.model), seconds_of(asked.keep_alive))
         began = time.monotonic()
         found = await backend.client().embed([given] if isinstance(given, str) else given)
+        count = sum(count for _, count in found)
+        choose.used(count)
         vectors = [vector for vector, _ in found]
         if asked.input is None:
             return {"embedding": vectors[0]}
@@ -234,7 +236,7 @@ class OllamaApi:
             "embeddings": vectors,
             "total_duration": int((time.monotonic() - began) * 1e9),
             "load_duration": 0,
-            "prompt_eval_count": sum(count for _, count in found),
+            "prompt_eval_count": count,
         }
         return fields
 

@@ -9,7 +9,7 @@ import secrets
 from typing import Any
 
 from protocol.ids import pack_floats
-from server.choosing import Choose
+from server.choosing import Chooser
 from server.completions import prompts_of
 from server.errors import invalid
 from server.request_body import decode_request
@@ -27,7 +27,7 @@ from server.schemas_calls import (
 MAX_TEXTS = 2048
 
 
-async def embeddings(body: bytes, choose: Choose) -> EmbeddingsBody:
+async def embeddings(body: bytes, choose: Chooser) -> EmbeddingsBody:
     """`POST /v1/embeddings`. Raises ApiError, and what the client raises."""
     asked = decode_request(body, EmbeddingsRequest, {})
     if asked.encoding_format not in (None, "float", "base64"):
@@ -40,16 +40,18 @@ async def embeddings(body: bytes, choose: Choose) -> EmbeddingsBody:
         found = await client.embed([one["prompt"] for one in prompts])
     else:
         found = await client.embed(ids=[one["ids"] for one in prompts])
+    usage = _usage([count for _, count in found])
+    choose.used(usage.total_tokens)
     width = len(found[0][0])
     if asked.dimensions is not None and asked.dimensions > width:
         raise invalid(f"dimensions must be at most {width}, not {asked.dimensions}", "dimensions")
     vectors = [_shortened(vector, asked.dimensions) for vector, _ in found]
     as_text = asked.encoding_format == "base64"
     data = [EmbeddingBody(i, _base64(vector) if as_text else vector) for i, vector in enumerate(vectors)]
-    return EmbeddingsBody(data, backend.model, _usage([count for _, count in found]))
+    return EmbeddingsBody(data, backend.model, usage)
 
 
-async def rerank(body: bytes, choose: Choose) -> RerankBody:
+async def rerank(body: bytes, choose: Chooser) -> RerankBody:
     """`POST /v1/rerank`. Raises ApiError, and what the client raises."""
     asked = decode_request(body, RerankRequest, {})
     if not asked.documents:
@@ -65,6 +67,7 @@ async def rerank(body: bytes, choose: Choose) -> RerankBody:
         for result in results:
             result.document = RerankDocument(documents[result.index])
     usage = _usage([count for _, count in found])
+    choose.used(usage.total_tokens)
     return RerankBody(f"rerank-{secrets.token_hex(16)}", backend.model, usage, results)
 
 
