@@ -42,10 +42,7 @@ async def embeddings(body: bytes, choose: Chooser) -> EmbeddingsBody:
         found = await client.embed(ids=[one["ids"] for one in prompts])
     usage = _usage([count for _, count in found])
     choose.used(usage.total_tokens)
-    width = len(found[0][0])
-    if asked.dimensions is not None and asked.dimensions > width:
-        raise invalid(f"dimensions must be at most {width}, not {asked.dimensions}", "dimensions")
-    vectors = [_shortened(vector, asked.dimensions) for vector, _ in found]
+    vectors = shortened([vector for vector, _ in found], asked.dimensions)
     as_text = asked.encoding_format == "base64"
     data = [EmbeddingBody(i, _base64(vector) if as_text else vector) for i, vector in enumerate(vectors)]
     return EmbeddingsBody(data, backend.model, usage)
@@ -78,8 +75,15 @@ def _text(document: Any, index: int) -> str:
     return text
 
 
+def shortened(vectors: list[list[float]], width: int | None) -> list[list[float]]:
+    """The first `width` numbers of each, again of unit length. Raises ApiError when they have fewer."""
+    most = len(vectors[0])
+    if width is not None and width > most:
+        raise invalid(f"dimensions must be at most {most}, not {width}", "dimensions")
+    return [_shortened(vector, width) for vector in vectors]
+
+
 def _shortened(vector: list[float], width: int | None) -> list[float]:
-    """The first `width` numbers, again of unit length."""
     if width is None or width == len(vector):
         return vector
     kept = vector[:width]

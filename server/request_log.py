@@ -133,7 +133,7 @@ class RequestLog:
         key = f"{method} {self._kind(path)} {status}"
         self._answered[key] = self._answered.get(key, 0) + 1
         quiet = path in _QUIET or path == "/admin" or path.startswith("/admin/")
-        if self._traces is not None and not quiet and (record.streams or status != 200):
+        if self._traces is not None and not quiet and (record.streams or method == "POST" or status != 200):
             self._trace(self._traces, scope, record, f"{method} {self._kind(path)}", status)
         write = log.debug if quiet else log.info
         write(
@@ -157,6 +157,8 @@ class RequestLog:
             "http.response.status_code": status,
             "callboard.request_id": record.request_id,
         }
+        if record.computed:
+            attributes["gen_ai.usage.input_tokens"] = record.computed
         streams: list[tuple[list[Stage], Mapping[str, Value]]] = []
         for choice, stream in enumerate(record.streams):
             if (end := stream.end) is not None:
