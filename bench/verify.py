@@ -50,6 +50,7 @@ from bench.checks import (
     neighbours,
     node,
     peers,
+    prefix_trouble,
     prefixes,
     project,
     recovery,
@@ -364,8 +365,8 @@ CHECKS: dict[str, Check] = {
     "prefix-same-demo": lambda report: prefixes.same(
         report, [(str(demo_folder()), None)], lengths=BORDERS[:6], others=64, longest=24
     ),
-    "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
-    "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
+    "prefix-kill": lambda report: prefix_trouble.kills(report, tiny_model(), rounds=10),
+    "prefix-trouble": lambda report: prefix_trouble.trouble(report, tiny_model()),
     "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
     "clients-at-once": clients_at_once,
     "latency": lambda report: latency.latency(report, tiny_model(), requests=300),
