@@ -274,8 +274,13 @@ def clients_at_once(report: Report) -> None:
 def events_of_blocks(report: Report) -> None:
     """A subscriber follows a server's prefix blocks."""
     port = kv_events.two_free_ports()
-    with RunningServer(tiny_model(), "--kv-events", f"127.0.0.1:{port}") as server:
-        kv_events.kv_events(report, server, port)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RunningServer(
+            tiny_model(), "--kv-events", f"127.0.0.1:{port}", *lora.arguments(tiny_model(), Path(folder))
+        ) as server,
+    ):
+        kv_events.kv_events(report, server, port, lora.NAMES)
 
 
 KINDS: list[tuple[str, int | None]] = [
