@@ -11,7 +11,7 @@ from protocol.codec import CodecError
 from protocol.errors import CallboardError
 from server.backends import Backends
 from server.chat import check_messages, template_kwargs
-from server.choosing import Choose, Chooser
+from server.choosing import Chooser
 from server.errors import NOT_FOUND, ApiError, from_client_error, invalid
 from server.options import HttpOptions
 from server.request_body import ClientGone, check_depth, decode_request, read_body
@@ -20,7 +20,7 @@ from server.schemas_calls import CancelBody, DetokenizeBody, DetokenizeRequest, 
 from server.sse import encode_json
 from server.tools import parse_tools
 
-Work = Callable[[bytes, Choose], Awaitable[object]]
+Work = Callable[[bytes, Chooser], Awaitable[object]]
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 _AT_ONCE = 64  # token strings asked for at the same time
 
@@ -64,7 +64,7 @@ class JsonCall:
                     raise
 
 
-async def tokenize(body: bytes, choose: Choose) -> TokenizeBody:
+async def tokenize(body: bytes, choose: Chooser) -> TokenizeBody:
     """`POST /tokenize`, as vLLM has it."""
     asked = decode_request(body, TokenizeRequest, {})
     if (asked.prompt is None) == (asked.messages is None):
@@ -95,7 +95,7 @@ async def tokenize(body: bytes, choose: Choose) -> TokenizeBody:
     return TokenizeBody(len(ids), context, ids, strings)
 
 
-async def detokenize(body: bytes, choose: Choose) -> DetokenizeBody:
+async def detokenize(body: bytes, choose: Chooser) -> DetokenizeBody:
     """`POST /detokenize`, as vLLM has it."""
     asked = decode_request(body, DetokenizeRequest, {})
     backend = await choose(asked.model)

@@ -36,6 +36,13 @@ class ClientGone(Exception):
     """The client left before its request was read."""
 
 
+def check_json(scope: Scope) -> None:
+    """Refuse what doesn't come as JSON, which pages of other sites can't send without CORS. Raises ApiError."""
+    kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        raise invalid("send this as application/json", "content-type")
+
+
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: float) -> bytes:
     """Read the whole body.
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import ollama
 import openai
 import pytest
 
@@ -86,6 +87,16 @@ def test_vectors_are_those_of_a_direct_forward(embedder: RunningServer, tiny_mod
         vectors = client.embed(ids=ids)
     assert answer.usage.prompt_tokens == sum(map(len, ids))
     assert vectors[1][0] == pytest.approx(wanted[1], abs=2e-5)
+
+
+def test_ollamas_package_gets_the_same_vectors(embedder: RunningServer):
+    wanted = post(f"{embedder.url}/v1/embeddings", {"input": TEXTS[:2], "dimensions": 8}).body["data"]
+    with ollama.Client(embedder.url, trust_env=False) as client:
+        answer = client.embed("tiny", TEXTS[:2], dimensions=8, truncate=False)
+        assert [*answer.embeddings] == [pytest.approx(one["embedding"], abs=2e-5) for one in wanted]
+        assert len(client.embeddings("tiny", TEXTS[0]).embedding) > 8
+        with pytest.raises(ollama.ResponseError, match=r"options\.num_ctx"):
+            client.embed("tiny", "x", options={"num_ctx": 8})
 
 
 def test_vectors_survive_the_death_of_the_engine(embedder: RunningServer):
