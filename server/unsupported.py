@@ -105,6 +105,18 @@ MESSAGES_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "context_management": _NO,
 }
 
+# Embedding and ranking.
+POOLED_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "truncate_prompt_tokens": _NO,
+    "add_special_tokens": (None, True),
+    "normalize": (None, True),
+    "use_activation": (None, True),
+    "max_tokens_per_doc": _NO,
+    "max_chunks_per_doc": _NO,
+}
+
+TOKENIZE_UNSUPPORTED: dict[str, tuple[Any, ...]] = {"chat_template": _NO, "mm_processor_kwargs": _NO}
+
 # Names that say who asks or how to cache, and change nothing in the answer.
 HARMLESS = frozenset(
     {

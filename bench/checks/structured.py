@@ -13,7 +13,7 @@ import jsonschema
 from actors.grammars import IDLE_S
 from bench.ask import post
 from bench.checks.report import Report
-from bench.harness import RunningServer
+from bench.harness import RunningServer, wait_until
 from bench.schemas import UNSUPPORTED, schemas
 from protocol import AsyncClient
 from protocol.messages import Grammar
@@ -81,6 +81,7 @@ REGEX = "([a-f]{3}-[0-9]{2} ){4}end"
 STOPS = [". ", "zzz"]
 NEVER = 2000  # the token whose bias forbids it
 MIXES = 64
+STALE_S = 1.5  # how old what a server says of its engine may be
 
 
 def mix(index: int) -> dict[str, Any]:
@@ -136,6 +137,8 @@ def mixed_options(
     mixes = [mix(index) for index in which]
     # Grammars are compiled and the model is warm before anything is measured.
     asyncio.run(_texts(server, which, mixes, [2] * len(mixes)))
+    time.sleep(STALE_S)
+    server.wait_idle()
     speeds: list[tuple[float, float]] = []
     steps: list[tuple[int, int]] = []
     answers: list[Mixed] = []
@@ -213,13 +216,15 @@ def _measured(
     server: RunningServer, which: list[int], mixes: list[dict[str, Any]], max_tokens: list[int]
 ) -> tuple[float, int, list[Mixed]]:
     """Tokens per second over all choices, the engine's steps, and the answers."""
-    server.wait_idle()
-    before = server.load()["step"]
+    before = server.load()
     began = time.monotonic()
     answers = asyncio.run(_texts(server, which, mixes, max_tokens))
     seconds = time.monotonic() - began
+    tokens = sum(sum(answer.tokens) for answer in answers)
+    # What the engine says of itself comes now and then, and may be of before.
+    wait_until(lambda: server.load()["decoded"] >= before["decoded"] + tokens, 30, "the engine has told of all tokens")
     server.wait_idle()
-    return sum(sum(answer.tokens) for answer in answers) / seconds, server.load()["step"] - before, answers
+    return tokens / seconds, server.load()["step"] - before["step"], answers
 
 
 def _stopped(options: dict[str, Any], answer: Mixed) -> int:

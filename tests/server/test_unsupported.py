@@ -1,10 +1,14 @@
 """Options that aren't served are refused by name, by every API, and accepted when they ask for nothing."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from parsed import APIS, fault, parsed
 
+from server.calls import tokenize
+from server.errors import ApiError
+from server.pooled import embeddings, rerank
 from server.schemas import ChatRequest, CompletionRequest
 from server.schemas_messages import MessagesRequest
 from server.schemas_responses import ResponsesRequest
@@ -76,3 +80,20 @@ def test_options_of_chats_are_refused_where_they_have_no_effect(api: str) -> Non
 def test_an_option_inside_of_a_wrong_type_is_refused_for_its_type() -> None:
     assert fault("responses", text=5).param == "text"
     assert fault("chat", structured_outputs=["regex"]).param == "structured_outputs"
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "name"),
+    [
+        (embeddings, b'{"input": "x", "truncate_prompt_tokens": 5}', "truncate_prompt_tokens"),
+        (rerank, b'{"query": "x", "documents": ["y"], "max_tokens_per_doc": 5}', "max_tokens_per_doc"),
+        (tokenize, b'{"prompt": "x", "chat_template": "{{ x }}"}', "chat_template"),
+    ],
+)
+def test_options_of_the_small_endpoints(call: Any, body: bytes, name: str) -> None:
+    async def no_model(_name: str | None) -> Any:
+        raise AssertionError("it is refused before a model is looked for")
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(call(body, no_model))
+    assert (caught.value.status, caught.value.param) == (400, name)
