@@ -55,6 +55,7 @@ from bench.checks import (
     recovery,
     refusals,
     restores,
+    retries,
     rooms,
     same,
     several_clients,
@@ -380,12 +381,13 @@ CHECKS: dict[str, Check] = {
         *("--max-num-seqs", "8", "--tokenizers", "1"),
     ),
     "retries": on_tiny(
-        lambda report, server: clients.retries(report, server, running=2, waiting=32), "--max-num-seqs", "2"
+        lambda report, server: retries.retries(report, server, cache_root() / "npm-clients", running=2, waiting=32),
+        *("--max-num-seqs", "2"),
     ),
     "schemas": on_demo(lambda report, server: structured.schema_outputs(report, server, 100, 200)),
     "mixed-options": on_demo(
         lambda report, server: structured.mixed_options(
-            report, server, [*range(structured.MIXES)], 40, 0.6, rounds=2, alone=8
+            report, server, [*range(structured.MIXES)], 40, 0.6, rounds=2, alone=8, most_steps=1.6
         )
     ),
     "compiling": on_demo(lambda report, server: structured.compiling(report, server, tokens=150, factor=1.3)),
