@@ -305,6 +305,7 @@ class House(Keeper):
             run_dir=str(self._run_dir.path),
             model=first.model.name,
             models=self._models_endpoint,
+            stop_time=self._plan.drain_timeout + max(config.flush_timeout for config in self._plan.configs.values()),
         )
         if record != self._published:
             self._published = record

@@ -19,6 +19,7 @@ from server.request_log import record_of
 from server.schemas_calls import CancelBody, DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from server.sse import encode_json
 from server.tools import parse_tools
+from server.unsupported import TOKENIZE_UNSUPPORTED
 
 Work = Callable[[bytes, Chooser], Awaitable[object]]
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
@@ -66,7 +67,7 @@ class JsonCall:
 
 async def tokenize(body: bytes, choose: Chooser) -> TokenizeBody:
     """`POST /tokenize`, as vLLM has it."""
-    asked = decode_request(body, TokenizeRequest, {})
+    asked = decode_request(body, TokenizeRequest, TOKENIZE_UNSUPPORTED)
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("give exactly one of prompt and messages", "prompt")
     backend = await choose(asked.model)

@@ -23,13 +23,14 @@ from server.schemas_calls import (
     RerankRequest,
     RerankResult,
 )
+from server.unsupported import POOLED_UNSUPPORTED
 
 MAX_TEXTS = 2048
 
 
 async def embeddings(body: bytes, choose: Chooser) -> EmbeddingsBody:
     """`POST /v1/embeddings`. Raises ApiError, and what the client raises."""
-    asked = decode_request(body, EmbeddingsRequest, {})
+    asked = decode_request(body, EmbeddingsRequest, POOLED_UNSUPPORTED)
     if asked.encoding_format not in (None, "float", "base64"):
         text = f"encoding_format must be float or base64, not {asked.encoding_format!r}"
         raise invalid(text, "encoding_format")
@@ -50,7 +51,7 @@ async def embeddings(body: bytes, choose: Chooser) -> EmbeddingsBody:
 
 async def rerank(body: bytes, choose: Chooser) -> RerankBody:
     """`POST /v1/rerank`. Raises ApiError, and what the client raises."""
-    asked = decode_request(body, RerankRequest, {})
+    asked = decode_request(body, RerankRequest, POOLED_UNSUPPORTED)
     if not asked.documents:
         raise invalid("documents must not be empty", "documents")
     if len(asked.documents) > MAX_TEXTS:
