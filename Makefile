@@ -71,7 +71,7 @@ chat: setup ## chat in the terminal (ARGS="…" goes to `callboard chat`)
 	@$(BIN)/callboard chat $(ARGS)
 
 test: setup ## the tests, at most 10 minutes (ARGS="…" goes to pytest)
-	@$(BIN)/pytest -n 2 --dist loadfile --session-timeout=600 $(ARGS)
+	@$(BIN)/pytest -n 2 --dist loadfile --session-timeout=660 $(ARGS)
 
 verify: setup ## every measurement and failure check but the long ones; see VERIFY
 	@failed=; for name in $(filter-out $(VERIFY_LONG),$(VERIFY)); do \

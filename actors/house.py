@@ -19,6 +19,7 @@ from actors.config import CastConfig
 from actors.house_orders import HouseOrders
 from actors.keeper import OTHERS_TIME, SIGNALS, SLEPT, STREAMER_TIME, HttpSpec, Keeper, Phase, told_end
 from actors.link import ROLE
+from actors.quotas import Quotas
 from actors.residency import Load, Place, Residency, Unload
 from actors.rundir import RunDirectory
 from actors.supervision import Supervision
@@ -29,7 +30,9 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     ActorReport,
     Alive,
+    CallFailed,
     CastUse,
+    Charge,
     Drain,
     ModelAnswer,
     ModelOrder,
@@ -93,6 +96,7 @@ class House(Keeper):
         self._casts: dict[str, _Running] = {}
         self._cast_numbers = 0
         self._orders = HouseOrders(self._residency)
+        self._quotas = Quotas()
         self._shown: ModelsState | None = None
         self._failed = ""
         self._published: ServerRecord | None = None
@@ -301,6 +305,7 @@ class House(Keeper):
             run_dir=str(self._run_dir.path),
             model=first.model.name,
             models=self._models_endpoint,
+            stop_time=self._plan.drain_timeout + max(config.flush_timeout for config in self._plan.configs.values()),
         )
         if record != self._published:
             self._published = record
@@ -317,6 +322,8 @@ class House(Keeper):
                     self._residency.want(place, now, report.keep_alive)
             case ModelOrder():
                 self._take_order(report, sender, self._control, now)
+            case Charge():
+                self._answer(self._control, sender, self._charged(report, now))
             case SystemState() | CastUse():
                 self._hear_cast(report, sender, now)
             case Ready(role="cast") | StartFailed(role="cast") | Alive(role="cast"):
@@ -334,6 +341,12 @@ class House(Keeper):
                 self._table.failed(report.role, report.index, report.epoch, report.message)
             case Alive():
                 self._table.alive(report, now)
+
+    def _charged(self, charge: Charge, now: float) -> ModelAnswer:
+        done = self._quotas.charge(charge, now)
+        if isinstance(done, CallFailed):
+            return ModelAnswer(charge.ref, done.code, done.message, retry_after=done.retry_after)
+        return ModelAnswer(charge.ref)
 
     def _hear_cast(
         self, report: SystemState | CastUse | Ready | StartFailed | Alive, sender: bytes, now: float

@@ -23,6 +23,9 @@ LONGEST_STAY = 20.0  # seconds a busy one stays at most when others want its pla
 STEADY = 10.0  # seconds of service after which a death is forgotten
 FIRST_DELAY = 2.0  # seconds until a model that failed may be loaded again; doubled each time
 LONGEST_DELAY = 60.0
+START_TIME = 2.0  # seconds that processes take to start, before they read weights
+FIRST_SPEED = 1e9  # bytes of weights read per second, before a load has shown it
+LIKE = 4  # a model's load tells of others that have up to so many times its weights
 
 
 class Model(NamedTuple):
@@ -292,6 +295,17 @@ class Residency:
     def _stay(place: Place) -> float:
         return LEAST_STAY if not place.streams else max(LEAST_STAY, min(place.takes, LONGEST_STAY))
 
+    def _load_time(self, place: Place) -> float:
+        """Seconds that loading a model takes: as long as the last time, or what its weights take at the speed that
+        loads of others showed. Small ones show nothing of the disk."""
+        if place.takes:
+            return place.takes
+        size = place.model.size
+        shown = [other for other in self.places.values() if other.takes and other.model.size * LIKE >= size > 0]
+        seconds = sum(max(0.1, other.takes - START_TIME) for other in shown)
+        speed = sum(other.model.size for other in shown) / seconds if shown else FIRST_SPEED
+        return START_TIME + size / speed
+
     # For others to see.
 
     def states(self, now: float) -> list[ModelState]:
@@ -308,12 +322,13 @@ class Residency:
                 expires = max(0.1, place.ttl - (0.0 if place.streams else now - place.last_used))
         elif place.state == "loading":
             elapsed = now - place.loading_at
-            progress = min(0.99, elapsed / place.takes) if place.takes else 0.0
-            retry_after = max(1.0, place.takes - elapsed)
+            takes = self._load_time(place)
+            progress = min(0.99, elapsed / takes)
+            retry_after = max(1.0, takes - elapsed)
         elif place.state == "failed":
             retry_after = max(0.1, place.retry_at - now)
         elif place.state in ("waiting", "unloading"):
-            retry_after = max(LEAST_STAY, place.takes)
+            retry_after = max(LEAST_STAY, self._load_time(place))
         return ModelState(
             name=model.name,
             state=place.state,

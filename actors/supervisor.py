@@ -239,6 +239,7 @@ class Supervisor(Keeper):
                 protocol=PROTOCOL_VERSION,
                 run_dir=str(self._run_dir.path),
                 model=self._config.model_name,
+                stop_time=self._config.drain_timeout + self._flush_timeout,
             )
         )
 

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
@@ -28,7 +29,7 @@ from actors.engine.scheduler import Limits
 from bench.harness import ROOT
 from bench.mlx_child import CHILD, answer_for_ever
 from bench.ties import gap
-from cache_store.keys import chain_keys
+from cache_store.keys import BLOCK_SIZE, chain_keys
 from cache_store.ssd import SsdStore
 from cache_store.store import PrefixStore, Tier
 from protocol.ids import pack_ids
@@ -200,8 +201,14 @@ def same(kind: str, window: int | None, lengths: list[int], others: int, longest
 
     `ways` maps each way to the requests that differ: length, temperature, place, and how far the runner-up was behind
     there, relative to the magnitude. `chunking` is how much the logits of a prompt differ between two chunkings.
+    `cached_tokens` are what each way found; `findable`, what there is to find once all prompts were computed.
     """
-    model = _kind_model(kind, window)
+    # Reading pays and rows wait for each other, however slow this machine is: what is found depends on neither.
+    with patch.multiple("actors.engine.prefix", worth_loading=lambda *_: True, PATIENCE_S=120.0):
+        return _same(_kind_model(kind, window), lengths, others, longest)
+
+
+def _same(model: Model, lengths: list[int], others: int, longest: int) -> dict[str, Any]:
     whole = prompt(max(lengths), 7)
     asked = [(length, temperature) for length in lengths for temperature in (0.0, 0.8)]
     requests = [submit(rid, whole[:length], TOKENS, temperature) for rid, (length, temperature) in enumerate(asked)]
@@ -246,7 +253,24 @@ def same(kind: str, window: int | None, lengths: list[int], others: int, longest
             options = {"temperature": temperature, "seed": rid}
             behind = gap(model, whole[:length] + cold[rid][:place], length, options)
             different[name].append((length, temperature, place, behind))
-    return {"requests": len(requests), "ways": different, "cached_tokens": cached, "chunking": _chunking(model, whole)}
+    layout = model.block_layout
+    assert layout is not None
+    return {
+        "requests": len(requests),
+        "ways": different,
+        "cached_tokens": cached,
+        "findable": sum(_findable(length, trims=layout.trims) for length, _ in asked),
+        "chunking": _chunking(model, whole),
+    }
+
+
+def _findable(length: int, *, trims: bool) -> int:
+    """Tokens of a prompt that a row may begin behind: whole blocks, and never the last token. Caches that can be
+    trimmed begin within the last block."""
+    whole = length // BLOCK_SIZE * BLOCK_SIZE
+    if whole < length:
+        return whole
+    return length - 1 if trims else whole - BLOCK_SIZE
 
 
 def _abort(run: Run, requests: Sequence[Submit], crowd: Sequence[Submit]) -> None:

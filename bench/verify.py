@@ -52,11 +52,13 @@ from bench.checks import (
     neighbours,
     node,
     peers,
+    prefix_trouble,
     prefixes,
     project,
     recovery,
     refusals,
     restores,
+    retries,
     rooms,
     same,
     several_clients,
@@ -276,8 +278,13 @@ def clients_at_once(report: Report) -> None:
 def events_of_blocks(report: Report) -> None:
     """A subscriber follows a server's prefix blocks."""
     port = kv_events.two_free_ports()
-    with RunningServer(tiny_model(), "--kv-events", f"127.0.0.1:{port}") as server:
-        kv_events.kv_events(report, server, port)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RunningServer(
+            tiny_model(), "--kv-events", f"127.0.0.1:{port}", *lora.arguments(tiny_model(), Path(folder))
+        ) as server,
+    ):
+        kv_events.kv_events(report, server, port, lora.NAMES)
 
 
 KINDS: list[tuple[str, int | None]] = [
@@ -366,8 +373,8 @@ CHECKS: dict[str, Check] = {
     "prefix-same-demo": lambda report: prefixes.same(
         report, [(str(demo_folder()), None)], lengths=BORDERS[:6], others=64, longest=24
     ),
-    "prefix-kill": lambda report: prefixes.kills(report, tiny_model(), rounds=10),
-    "prefix-trouble": lambda report: prefixes.trouble(report, tiny_model()),
+    "prefix-kill": lambda report: prefix_trouble.kills(report, tiny_model(), rounds=10),
+    "prefix-trouble": lambda report: prefix_trouble.trouble(report, tiny_model()),
     "clients": on_tiny(lambda report, server: clients.clients(report, server, cache_root() / "npm-clients")),
     "clients-at-once": clients_at_once,
     "latency": lambda report: latency.latency(report, tiny_model(), requests=300),
@@ -377,12 +384,13 @@ CHECKS: dict[str, Check] = {
         *("--max-num-seqs", "8", "--tokenizers", "1"),
     ),
     "retries": on_tiny(
-        lambda report, server: clients.retries(report, server, running=2, waiting=32), "--max-num-seqs", "2"
+        lambda report, server: retries.retries(report, server, cache_root() / "npm-clients", running=2, waiting=32),
+        *("--max-num-seqs", "2"),
     ),
     "schemas": on_demo(lambda report, server: structured.schema_outputs(report, server, 100, 200)),
     "mixed-options": on_demo(
         lambda report, server: structured.mixed_options(
-            report, server, [*range(structured.MIXES)], 40, 0.6, rounds=2, alone=8
+            report, server, [*range(structured.MIXES)], 40, 0.6, rounds=2, alone=8, most_steps=1.6
         )
     ),
     "compiling": on_demo(lambda report, server: structured.compiling(report, server, tokens=150, factor=1.3)),

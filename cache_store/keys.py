@@ -44,9 +44,9 @@ def chain_keys(
     """One 32-byte key for each whole block of a prompt.
 
     `ids` are token ids, as an array or packed as little-endian uint32. `salt` parts the caches of tenants. `images`
-    holds, for each image, the position of its first placeholder token and a hash of the image. `known` are keys of the
-    first blocks, from an earlier call; the others are computed. `adapter` is a hash of the LoRA adapter that the row
-    is computed with.
+    holds, for each image, the position of its first placeholder token and a hash of the image; no request has any yet.
+    `known` are keys of the first blocks, from an earlier call; the others are computed. `adapter` is a hash of the LoRA
+    adapter that the row is computed with.
     """
     packed = ids if isinstance(ids, bytes) else np.ascontiguousarray(ids, dtype="<u4").tobytes()
     extras: dict[int, list[bytes]] = defaultdict(list)

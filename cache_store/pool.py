@@ -19,7 +19,8 @@ P = TypeVar("P")
 @dataclass(eq=False)
 class Entry(Generic[P]):
     """One block. `refs` counts its users; `pinned` holds for good; `used` is the pool's clock at the last use.
-    For those who watch: when that was (`at`, Unix seconds), and how often it was found."""
+    For those who watch: when that was (`at`, Unix seconds), how often it was found, and the LoRA adapter it
+    was computed with."""
 
     key: bytes
     parent: bytes | None
@@ -34,6 +35,7 @@ class Entry(Generic[P]):
     snapshot: "Entry[P] | None" = None
     at: float = 0.0
     hits: int = 0
+    adapter: str = ""
 
     @property
     def held(self) -> bool:

@@ -36,8 +36,8 @@ class Tier(Enum):
 class Watcher(Protocol):
     """Hears what comes to memory and leaves it, on the engine's thread."""
 
-    def stored(self, key: bytes, parent: bytes | None, ids: bytes) -> None:
-        """A block is in memory now; `ids` are its tokens as uint32-LE."""
+    def stored(self, key: bytes, parent: bytes | None, ids: bytes, adapter: str) -> None:
+        """A block is in memory now; `ids` are its tokens as uint32-LE, `adapter` names the LoRA adapter it is of."""
 
     def removed(self, keys: Sequence[bytes]) -> None:
         """Blocks are not in memory any more."""
@@ -146,18 +146,19 @@ class PrefixStore(Generic[B]):
         *,
         urgent: bool = False,
         snapshot: bool = False,
+        adapter: str = "",
     ) -> bool:
         """Take a block in; False when its key is in memory already, which keeps the one that was there.
 
         `ids` are the block's tokens as little-endian uint32. A snapshot's key is `snapshot_key(parent)`. `urgent`
-        blocks are written before others.
+        blocks are written before others. `adapter` names the LoRA adapter that it was computed with, for the watcher.
         """
         known = self._find(key)
         if known is not None:
             if key not in self._pool:
                 self._take_in(known)
             return False
-        entry = Entry(key, parent, ids, block, block.nbytes, is_snapshot=snapshot, at=time.time())
+        entry = Entry(key, parent, ids, block, block.nbytes, is_snapshot=snapshot, at=time.time(), adapter=adapter)
         kept = self._take_in(entry)
         if self._ssd is not None and not self._ssd.leading([key]) and not self._queue(entry, urgent):
             if kept:
@@ -281,7 +282,7 @@ class PrefixStore(Generic[B]):
         if kept:
             self._loose.pop(entry.key, None)
             if self._watcher is not None and not entry.is_snapshot:
-                self._watcher.stored(entry.key, entry.parent, entry.ids)
+                self._watcher.stored(entry.key, entry.parent, entry.ids, entry.adapter)
         return kept
 
     def _leave(self, gone: Sequence[Entry[B]]) -> None:

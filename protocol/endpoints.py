@@ -23,7 +23,8 @@ class ServerRecord(msgspec.Struct, frozen=True):
     """Content of `run/<name>.json`: how to reach one running instance.
 
     `models` is where the house of several models takes a `ModelOrder`; "" where one model is served. `endpoint` and
-    `model` are those of the first model, `endpoint` "" while that is not loaded.
+    `model` are those of the first model, `endpoint` "" while that is not loaded. `stop_time` is how many seconds an
+    orderly stop may take for what runs and for what is written then.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ServerRecord(msgspec.Struct, frozen=True):
     run_dir: str
     model: str = ""
     models: str = ""
+    stop_time: float = 50.0
 
 
 def home() -> Path:

@@ -384,7 +384,8 @@ class Quota(Struct, frozen=True, array_like=True):
 
 class Charge(Struct, frozen=True, array_like=True, tag=19):
     """Account for requests or tokens of the API key called `name`, whichever HTTP worker took them. Answered by `Done`;
-    a request beyond one of `quotas` by `CallFailed` with the code rate_limit_exceeded."""
+    a request beyond one of `quotas` by `CallFailed` with the code rate_limit_exceeded. The house of several models
+    takes it from its HTTP workers, and answers with a `ModelAnswer`."""
 
     ref: int
     name: str
@@ -949,6 +950,6 @@ ServerMessage = Welcome | Refused | Pong | Accepted | Deltas | CallAnswer
 TokenizerJob = Encode | Decode
 TokenizerResult = Encoded | Decoded
 EngineCommand = Attach | Submit | Abort | TellPrefixes
-HouseReport = WantModel | CastUse | ModelOrder | SystemState
+HouseReport = WantModel | CastUse | ModelOrder | SystemState | Charge
 ActorReport = Ready | StartFailed | Alive | EngineUse | HouseReport
 SupervisorOrder = Probe | SystemState | Drain | Stop | ModelsState | ModelAnswer

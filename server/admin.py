@@ -25,6 +25,7 @@ from server.errors import NOT_FOUND, ApiError, from_client_error, invalid
 from server.health import held_model
 from server.log_tail import read_tail
 from server.metrics import latest
+from server.request_body import check_json
 
 FILES = Path(__file__).parent / "dashboard"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -144,7 +145,7 @@ class Admin:
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a stream. Raises ApiError when it is gone."""
-        _check_json(request)
+        check_json(request.scope)
         rid = request.path_params["rid"]
         try:
             found = await self._asked(request).client().cancel_stream(rid)
@@ -156,17 +157,12 @@ class Admin:
 
     async def replace(self, request: Request) -> Response:
         """Have the engine replaced; no stream is lost."""
-        _check_json(request)
+        check_json(request.scope)
         me = self._asked(request).state.supervisor
         if me is None or (self._backends.house is None and me.pid != os.getppid()):
             raise ApiError(INVALID_REQUEST, "the supervisor is not known yet")
         os.kill(me.pid, signal.SIGUSR1)
         return Response(b"{}", 202, media_type="application/json")
-
-
-def _check_json(request: Request) -> None:
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise invalid("send this as application/json", "content-type")
 
 
 def _file(name: str) -> Response:

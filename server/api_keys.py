@@ -3,7 +3,7 @@ on the event loop.
 
 A key comes as `Authorization: Bearer KEY`, as OpenAI's clients send it, or as `x-api-key`. `/health` and `/ready`
 are open: they are for those that watch the server; and so are the dashboard's files, whose page asks for the key.
-Limits are counted by the model's streamer: with several models each has a count of its own.
+Limits are counted for all HTTP workers together, by the streamer; with several models by the house, for all of them.
 """
 
 import contextlib
@@ -12,10 +12,8 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from protocol import AsyncClient
-from protocol.errors import CallboardError
 from server.backends import Backends
-from server.errors import INVALID_API_KEY, KEY_NOT_ALLOWED, ApiError, from_client_error
+from server.errors import INVALID_API_KEY, KEY_NOT_ALLOWED, ApiError
 from server.key_file import ApiKey, digest_of
 from server.request_log import record_of
 
@@ -39,28 +37,6 @@ def _is_for_admins(path: str) -> bool:
     return path == "/metrics" or path.startswith(("/admin/api/", "/models/"))
 
 
-class _Charge:
-    """What one request costs its key. `client` is that of the model that counts it, once it is known."""
-
-    def __init__(self, key: ApiKey) -> None:
-        self._key = key
-        self._client: AsyncClient | None = None
-
-    async def request(self, client: AsyncClient) -> None:
-        """Count the request. Raises ApiError when it is one too many."""
-        self._client = client
-        try:
-            await client.charge(self._key.name, self._key.quotas, requests=1)
-        except CallboardError as error:
-            raise from_client_error(error) from None
-
-    async def tokens(self, count: int) -> None:
-        """Count its tokens."""
-        if self._client is not None:
-            with contextlib.suppress(CallboardError):
-                await self._client.charge(self._key.name, self._key.quotas, tokens=count)
-
-
 class ApiKeys:
     """Refuses what brings none of `keys` (401), what the key is not for (403), and what is beyond its limits (429)."""
 
@@ -77,12 +53,10 @@ class ApiKeys:
         record = record_of(scope)
         try:
             key = self._key(scope)
-            record.key = key.name
-            charge = _Charge(key) if key.quotas and scope["method"] == "POST" else None
-            if charge is not None and self._backends.house is None:
-                await charge.request(self._backends.first.client())
-            elif charge is not None:
-                record.charge = charge.request
+            record.key, record.admin = key.name, key.admin
+            is_charged = bool(key.quotas) and scope["method"] == "POST"
+            if is_charged:
+                await self._backends.charge(key.name, key.quotas, requests=1)
         except ApiError as error:
             record.error_code = error.code
             await error.response(scope["path"])(scope, receive, send)
@@ -90,8 +64,12 @@ class ApiKeys:
         try:
             await self._app(scope, receive, send)
         finally:
-            if charge is not None and record.tokens:
-                self._backends.first.spawn(charge.tokens(record.tokens))
+            if is_charged and record.tokens:
+                self._backends.first.spawn(self._charge_tokens(key, record.tokens))
+
+    async def _charge_tokens(self, key: ApiKey, count: int) -> None:
+        with contextlib.suppress(ApiError):
+            await self._backends.charge(key.name, key.quotas, tokens=count)
 
     def _key(self, scope: Scope) -> ApiKey:
         given = digest_of(given_key(scope))

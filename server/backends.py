@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from protocol import AsyncClient
-from protocol.errors import DRAINING, LOADING, MODEL_NOT_FOUND, QUEUE_FULL, SERVER_STOPPED
-from protocol.messages import ModelAnswer, ModelsState, Stop, SystemState
+from protocol.errors import DRAINING, LOADING, MODEL_NOT_FOUND, QUEUE_FULL, SERVER_STOPPED, CallboardError
+from protocol.messages import ModelAnswer, ModelsState, Quota, Stop, SystemState
 from server.backend import STALE_AFTER, Backend
-from server.errors import ApiError
+from server.errors import ApiError, from_client_error
 from server.house_link import HouseLink
 
 MAX_WAITING = 4096  # requests that may wait for one model to be loaded, per HTTP worker
@@ -165,6 +165,16 @@ class Backends:
             return ModelAnswer(0)
         self.check()
         return await self.house.order(action, backend.model, keep_alive)
+
+    async def charge(self, name: str, quotas: list[Quota], *, requests: int = 0, tokens: int = 0) -> None:
+        """Account for requests or tokens of an API key. Raises ApiError when a request goes beyond a quota."""
+        if self.house is not None:
+            await self.house.charge(name, quotas, requests, tokens)
+            return
+        try:
+            await self.first.client().charge(name, quotas, requests=requests, tokens=tokens)
+        except CallboardError as error:
+            raise from_client_error(error) from None
 
     def clients(self) -> list[AsyncClient]:
         """The connections to all that is loaded. Raises ApiError while no request can be served."""

@@ -11,7 +11,7 @@ from protocol.codec import CodecError
 from protocol.errors import CallboardError
 from server.backends import Backends
 from server.chat import check_messages, template_kwargs
-from server.choosing import Choose, Chooser
+from server.choosing import Chooser
 from server.errors import NOT_FOUND, ApiError, from_client_error, invalid
 from server.options import HttpOptions
 from server.request_body import ClientGone, check_depth, decode_request, read_body
@@ -19,8 +19,9 @@ from server.request_log import record_of
 from server.schemas_calls import CancelBody, DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from server.sse import encode_json
 from server.tools import parse_tools
+from server.unsupported import TOKENIZE_UNSUPPORTED
 
-Work = Callable[[bytes, Choose], Awaitable[object]]
+Work = Callable[[bytes, Chooser], Awaitable[object]]
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 _AT_ONCE = 64  # token strings asked for at the same time
 
@@ -64,9 +65,9 @@ class JsonCall:
                     raise
 
 
-async def tokenize(body: bytes, choose: Choose) -> TokenizeBody:
+async def tokenize(body: bytes, choose: Chooser) -> TokenizeBody:
     """`POST /tokenize`, as vLLM has it."""
-    asked = decode_request(body, TokenizeRequest, {})
+    asked = decode_request(body, TokenizeRequest, TOKENIZE_UNSUPPORTED)
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("give exactly one of prompt and messages", "prompt")
     backend = await choose(asked.model)
@@ -95,7 +96,7 @@ async def tokenize(body: bytes, choose: Choose) -> TokenizeBody:
     return TokenizeBody(len(ids), context, ids, strings)
 
 
-async def detokenize(body: bytes, choose: Choose) -> DetokenizeBody:
+async def detokenize(body: bytes, choose: Chooser) -> DetokenizeBody:
     """`POST /detokenize`, as vLLM has it."""
     asked = decode_request(body, DetokenizeRequest, {})
     backend = await choose(asked.model)

@@ -1,7 +1,7 @@
 """`Chooser`: finds the model that a request is for, and waits with its client until that serves. On the event loop."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from starlette.types import Receive
@@ -10,7 +10,7 @@ from protocol import AsyncClient
 from protocol.errors import DRAINING, LOADING, SERVER_LOST, SERVER_STOPPED, CallboardError
 from server.backend import Backend
 from server.backends import Backends
-from server.errors import ApiError
+from server.errors import KEY_NOT_ALLOWED, ApiError
 from server.request_body import ClientGone
 from server.request_log import RequestRecord
 
@@ -34,10 +34,11 @@ class Chooser:
     async def __call__(self, asked: str | None, keep_alive: float | None = None) -> Backend:
         """The model, which can be asked now. Raises ApiError, ClientGone.
 
-        `keep_alive` is told when the request is over (`close`): how long the model may stay without streams.
+        `keep_alive` is told when the request is over (`close`): how long the model may stay without streams. That of
+        a key that may not load and unload models is ignored.
         """
         backend = self._backends.find(asked)
-        self._backend, self._keep_alive = backend, keep_alive
+        self._backend, self._keep_alive = backend, keep_alive if self._record.admin else None
         self._tries += 1
         if self._client is not None:  # the refusal comes before the word that the model leaves
             await _unless_gone(self._receive, self._backends.left_behind(backend, self._client, PAUSE))
@@ -45,10 +46,17 @@ class Chooser:
         if client is None:
             client = await _unless_gone(self._receive, self._backends.wait(backend))
         self._client = client
-        if self._record.charge is not None:
-            charge, self._record.charge = self._record.charge, None
-            await charge(client)
         return backend
+
+    def unload(self, asked: str) -> None:
+        """Have a model leave as soon as nothing runs. Raises ApiError when the request's key is not for that."""
+        if not self._record.admin:
+            raise ApiError(KEY_NOT_ALLOWED, f"the API key {self._record.key!r} may not unload models")
+        self._backends.keep(self._backends.find(asked), 0)
+
+    def used(self, tokens: int) -> None:
+        """So many tokens were computed for the request, beside those of its streams."""
+        self._record.computed += tokens
 
     def may_try_again(self, error: ApiError | CallboardError) -> bool:
         """Whether a request that failed has only met a model on its way out, so that nothing of it had begun."""
@@ -77,6 +85,3 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
     finally:
         listener.cancel()
         working.cancel()
-
-
-Choose = Callable[..., Coroutine[Any, Any, Backend]]

@@ -38,7 +38,7 @@ def add_other_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPa
             order.add_argument("--keep-alive", type=float, metavar="S", help=stay)
 
     commands.add_parser("ls", help="list the models on this machine")
-    pull = commands.add_parser("pull", help="fetch a model from the hub; what broke off is resumed")
+    pull = commands.add_parser("pull", help="fetch a model from the hub; files that are whole stay when it breaks off")
     pull.add_argument("model", metavar="MODEL", help="a hub id such as mlx-community/Qwen3-4B-4bit, or `demo`")
     rm = commands.add_parser("rm", help="remove a model from this machine")
     rm.add_argument("model", metavar="MODEL", help="its name in `callboard ls`")

@@ -16,7 +16,7 @@ from protocol.messages import ModelState
 from server.cli_cache import age, size
 from server.cli_held import held_models, models_table
 
-LEAVE_TIME = 60.0  # seconds a server may take to leave beyond what it was given to drain
+LEAVE_TIME = 60.0  # seconds a server may take to leave beyond its own `stop_time`
 POLL = 0.1
 
 
@@ -100,7 +100,7 @@ def _stop(record: ServerRecord, now: bool) -> int:
         if now:
             time.sleep(POLL)  # two signals at once would be taken for one
             os.kill(record.pid, signal.SIGTERM)
-        process.wait(_drain_time(record) + LEAVE_TIME)
+        process.wait(record.stop_time + LEAVE_TIME)
     except (psutil.NoSuchProcess, ProcessLookupError):
         pass
     except (psutil.TimeoutExpired, OSError) as error:
@@ -108,14 +108,3 @@ def _stop(record: ServerRecord, now: bool) -> int:
         return 1
     print(f"{record.name} was stopped")
     return 0
-
-
-def _drain_time(record: ServerRecord) -> float:
-    from pathlib import Path
-
-    from actors.config import read_config
-
-    try:
-        return read_config(Path(record.run_dir)).drain_timeout
-    except (OSError, ValueError):
-        return 30.0

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.backends import Backends
-from server.choosing import Choose, Chooser
+from server.choosing import Chooser
 from server.connection import abort_of
 from server.errors import ApiError, internal_error
 from server.generation import Generation, run
@@ -22,7 +22,7 @@ from server.request_log import RequestRecord, record_of
 
 log = structlog.get_logger()
 
-Plain = Callable[[Choose], Awaitable[Response]]
+Plain = Callable[[Chooser], Awaitable[Response]]
 Parse = Callable[[bytes, str, str], tuple[str | None, Generation | Plain]]
 
 

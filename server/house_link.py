@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping
 
-from protocol.messages import ActorReport, ModelAnswer, ModelOrder, WantModel
+from protocol.messages import ActorReport, Charge, ModelAnswer, ModelOrder, Quota, WantModel
 from server.errors import ApiError
 
 REPEAT = 1.0  # seconds between two words on models that requests wait for
@@ -39,16 +39,23 @@ class HouseLink:
 
     async def order(self, action: str, model: str, keep_alive: float | None) -> ModelAnswer:
         """The answer to an order. Raises ApiError when it says that it was not done."""
-        rid = next(self._rids)
+        return await self._ask(ModelOrder(next(self._rids), action, model, keep_alive))
+
+    async def charge(self, name: str, quotas: list[Quota], requests: int, tokens: int) -> None:
+        """Account for requests or tokens of an API key. Raises ApiError when a request goes beyond a quota."""
+        await self._ask(Charge(next(self._rids), name, quotas, requests, tokens))
+
+    async def _ask(self, asked: ModelOrder | Charge) -> ModelAnswer:
+        rid = asked.rid if isinstance(asked, ModelOrder) else asked.ref
         future: asyncio.Future[ModelAnswer] = asyncio.get_running_loop().create_future()
         self._orders[rid] = future
         try:
-            self._report(ModelOrder(rid, action, model, keep_alive))
+            self._report(asked)
             answer = await future
         finally:
             del self._orders[rid]
         if answer.code:
-            text = answer.message or f"{action} was not done"
+            text = answer.message or "it was not done"
             raise ApiError(answer.code, text, retry_after=answer.retry_after)
         return answer
 

@@ -10,7 +10,7 @@ from typing import Any
 from protocol import Delta
 from protocol.messages import End, Grammar, ToolChoice
 from server.chat import template_kwargs
-from server.choosing import Choose
+from server.choosing import Chooser
 from server.errors import ApiError, invalid
 from server.generation import Choice, Generation, sampling_params
 from server.message_input import chat_messages
@@ -240,7 +240,7 @@ def _sse(*events: MessageEvent) -> bytes:
     return b"".join(named_event(event.type, encode_json(event)) for event in events)
 
 
-async def count_tokens(body: bytes, choose: Choose) -> TokenCount:
+async def count_tokens(body: bytes, choose: Chooser) -> TokenCount:
     """How many tokens the prompt of a message would have. Raises ApiError, and what the client raises."""
     asked = decode_request(body, CountTokensRequest, MESSAGES_UNSUPPORTED)
     messages, tools, kwargs = _prompt(asked)

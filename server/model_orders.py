@@ -10,7 +10,7 @@ from protocol.errors import INVALID_REQUEST
 from server.backends import Backends
 from server.errors import ApiError
 from server.health import held_model
-from server.request_body import ClientGone, decode_request, read_body
+from server.request_body import ClientGone, check_json, decode_request, read_body
 from server.request_log import record_of
 from server.schemas_models import ModelOrderBody, ModelOrderRequest
 from server.sse import encode_json
@@ -29,6 +29,7 @@ class ModelOrders:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises ApiError."""
+        check_json(scope)
         with self._backends.working():
             try:
                 body = await read_body(scope, receive, MAX_BODY, BODY_TIME)

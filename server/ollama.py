@@ -17,16 +17,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from protocol import AsyncClient
-from protocol.errors import LOADING
+from protocol.errors import LOADING, PROMPT_TOO_LONG, RequestRejected
 from protocol.messages import Grammar, ModelCard, SamplingParams, ToolChoice
 from server.backend import Backend
 from server.backends import Backends
 from server.chat import template_kwargs
-from server.choosing import Choose
+from server.choosing import Chooser
 from server.endpoints import Plain
 from server.errors import UNSUPPORTED, ApiError, invalid
 from server.generation import Generation, sampling_params
 from server.ollama_answers import OllamaAnswer, now
+from server.pooled import shortened
 from server.request_body import check_depth, decode_request
 from server.schemas import FunctionSpec, SamplingFields, ToolSpec
 from server.schemas_ollama import (
@@ -124,10 +125,10 @@ class OllamaApi:
         """What answers a request that only loads or unloads. A model that is alone stays."""
         keep_alive = seconds_of(request.keep_alive)
 
-        async def answer(choose: Choose) -> Response:
+        async def answer(choose: Chooser) -> Response:
             backend = self._find(request.model)
             if keep_alive == 0:
-                self._backends.keep(backend, 0)
+                choose.unload(backend.model)
             else:
                 await choose(self._plain(request.model), keep_alive)
             done = "unload" if keep_alive == 0 else "load"
@@ -194,7 +195,7 @@ class OllamaApi:
             models.append(entry)
         return _json({"models": models})
 
-    async def show(self, body: bytes, _choose: Choose) -> object:
+    async def show(self, body: bytes, _choose: Chooser) -> object:
         """`POST /api/show`. Raises ApiError when there is no such model."""
         asked = decode_request(body, OllamaShowRequest, {})
         name = asked.model or asked.name
@@ -217,16 +218,28 @@ class OllamaApi:
         }
         return fields
 
-    async def embed(self, body: bytes, choose: Choose) -> object:
+    async def embed(self, body: bytes, choose: Chooser) -> object:
         """`POST /api/embed`, and `/api/embeddings`. Raises ApiError, and what the client raises."""
         asked = decode_request(body, OllamaEmbedRequest, {})
         given = asked.prompt if asked.input is None else asked.input
         if given is None:
             raise invalid("input is required", "input")
+        for name, value in (asked.options or {}).items():
+            if value is not None:
+                raise ApiError(UNSUPPORTED, f"options.{name} is not supported here", param=f"options.{name}")
         backend = await choose(self._plain(asked.model), seconds_of(asked.keep_alive))
         began = time.monotonic()
-        found = await backend.client().embed([given] if isinstance(given, str) else given)
-        vectors = [vector for vector, _ in found]
+        texts = [given] if isinstance(given, str) else given
+        client = backend.client()
+        try:
+            found = await client.embed(texts)
+        except RequestRejected as error:
+            if error.code != PROMPT_TOO_LONG or asked.truncate is False or backend.card is None:
+                raise
+            found = await client.embed(ids=[await _cut(client, text, backend.card.context) for text in texts])
+        count = sum(count for _, count in found)
+        choose.used(count)
+        vectors = shortened([vector for vector, _ in found], asked.dimensions)
         if asked.input is None:
             return {"embedding": vectors[0]}
         fields = {
@@ -234,7 +247,7 @@ class OllamaApi:
             "embeddings": vectors,
             "total_duration": int((time.monotonic() - began) * 1e9),
             "load_duration": 0,
-            "prompt_eval_count": sum(count for _, count in found),
+            "prompt_eval_count": count,
         }
         return fields
 
@@ -257,6 +270,16 @@ def seconds_of(keep_alive: float | str | None) -> float | None:
     if not _DURATION.fullmatch(text):
         raise invalid("keep_alive must be seconds, or a text such as 5m", "keep_alive")
     return sign * sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+
+
+async def _cut(client: AsyncClient, text: str, most: int) -> list[int]:
+    """The first `most` ids of a text, with what the tokenizer sets after every text: its state may be the vector."""
+    ids, bare = await client.tokenize(text), await client.tokenize(text, add_special_tokens=False)
+    if len(ids) <= most:
+        return ids
+    places = range(len(ids) - len(bare) + 1)
+    after = next((ids[at + len(bare) :] for at in places if ids[at : at + len(bare)] == bare), [])
+    return ids[: most - len(after)] + after
 
 
 def _shown(backend: Backend) -> str:

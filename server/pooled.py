@@ -9,7 +9,7 @@ import secrets
 from typing import Any
 
 from protocol.ids import pack_floats
-from server.choosing import Choose
+from server.choosing import Chooser
 from server.completions import prompts_of
 from server.errors import invalid
 from server.request_body import decode_request
@@ -23,13 +23,14 @@ from server.schemas_calls import (
     RerankRequest,
     RerankResult,
 )
+from server.unsupported import POOLED_UNSUPPORTED
 
 MAX_TEXTS = 2048
 
 
-async def embeddings(body: bytes, choose: Choose) -> EmbeddingsBody:
+async def embeddings(body: bytes, choose: Chooser) -> EmbeddingsBody:
     """`POST /v1/embeddings`. Raises ApiError, and what the client raises."""
-    asked = decode_request(body, EmbeddingsRequest, {})
+    asked = decode_request(body, EmbeddingsRequest, POOLED_UNSUPPORTED)
     if asked.encoding_format not in (None, "float", "base64"):
         text = f"encoding_format must be float or base64, not {asked.encoding_format!r}"
         raise invalid(text, "encoding_format")
@@ -40,18 +41,17 @@ async def embeddings(body: bytes, choose: Choose) -> EmbeddingsBody:
         found = await client.embed([one["prompt"] for one in prompts])
     else:
         found = await client.embed(ids=[one["ids"] for one in prompts])
-    width = len(found[0][0])
-    if asked.dimensions is not None and asked.dimensions > width:
-        raise invalid(f"dimensions must be at most {width}, not {asked.dimensions}", "dimensions")
-    vectors = [_shortened(vector, asked.dimensions) for vector, _ in found]
+    usage = _usage([count for _, count in found])
+    choose.used(usage.total_tokens)
+    vectors = shortened([vector for vector, _ in found], asked.dimensions)
     as_text = asked.encoding_format == "base64"
     data = [EmbeddingBody(i, _base64(vector) if as_text else vector) for i, vector in enumerate(vectors)]
-    return EmbeddingsBody(data, backend.model, _usage([count for _, count in found]))
+    return EmbeddingsBody(data, backend.model, usage)
 
 
-async def rerank(body: bytes, choose: Choose) -> RerankBody:
+async def rerank(body: bytes, choose: Chooser) -> RerankBody:
     """`POST /v1/rerank`. Raises ApiError, and what the client raises."""
-    asked = decode_request(body, RerankRequest, {})
+    asked = decode_request(body, RerankRequest, POOLED_UNSUPPORTED)
     if not asked.documents:
         raise invalid("documents must not be empty", "documents")
     if len(asked.documents) > MAX_TEXTS:
@@ -65,6 +65,7 @@ async def rerank(body: bytes, choose: Choose) -> RerankBody:
         for result in results:
             result.document = RerankDocument(documents[result.index])
     usage = _usage([count for _, count in found])
+    choose.used(usage.total_tokens)
     return RerankBody(f"rerank-{secrets.token_hex(16)}", backend.model, usage, results)
 
 
@@ -75,8 +76,15 @@ def _text(document: Any, index: int) -> str:
     return text
 
 
+def shortened(vectors: list[list[float]], width: int | None) -> list[list[float]]:
+    """The first `width` numbers of each, again of unit length. Raises ApiError when they have fewer."""
+    most = len(vectors[0])
+    if width is not None and width > most:
+        raise invalid(f"dimensions must be at most {most}, not {width}", "dimensions")
+    return [_shortened(vector, width) for vector in vectors]
+
+
 def _shortened(vector: list[float], width: int | None) -> list[float]:
-    """The first `width` numbers, again of unit length."""
     if width is None or width == len(vector):
         return vector
     kept = vector[:width]

@@ -26,6 +26,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHERE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
 _ignored_names: set[str] = set()
@@ -33,6 +34,13 @@ _ignored_names: set[str] = set()
 
 class ClientGone(Exception):
     """The client left before its request was read."""
+
+
+def check_json(scope: Scope) -> None:
+    """Refuse what doesn't come as JSON, which pages of other sites can't send without CORS. Raises ApiError."""
+    kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        raise invalid("send this as application/json", "content-type")
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: float) -> bytes:
@@ -64,7 +72,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: flo
 def decode_request(body: bytes, kind: type[T], unsupported: dict[str, tuple[Any, ...]]) -> T:
     """Decode a body as `kind`, refusing options that are in `unsupported`.
 
-    Unknown fields are ignored, and logged once per name. Raises ApiError naming the field or the place.
+    Unknown fields at the top are ignored, and logged once per name. Raises ApiError naming the field or the place.
     """
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -105,6 +113,10 @@ def _wrong_type(text: str, inside: str = "") -> ApiError:
     if missing is not None:
         name = f"{path}.{missing['name']}" if path else missing["name"]
         return invalid(f"{name} is required", name)
+    unknown = _UNKNOWN.search(text)
+    if unknown is not None:
+        name = f"{path}.{unknown['name']}" if path else unknown["name"]
+        return invalid(f"{name} is not an option that is known here", name)
     text = re.sub(r"\b(str|int|float|bool)\b", lambda word: _JSON_TYPES[word[0]], text)
     text = text.replace(" | ", " or ").replace("`", "")
     text = text[:1].lower() + text[1:]

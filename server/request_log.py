@@ -7,13 +7,13 @@ into the scope.
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from protocol import AsyncClient, AsyncStream
+from protocol import AsyncStream
 from server.arrival import arrival_of
 from server.errors import CLIENT_CLOSED
 from server.traces import Stage, Traces, Value, stages
@@ -38,19 +38,20 @@ class RequestRecord:
         self.error_code = ""
         self.client_gone = False
         self.key = ""  # name of the API key
-        self.charge: Callable[[AsyncClient], Awaitable[None]] | None = None  # due when the model is known
+        self.admin = True  # whether it may load and unload models; where there are no keys, everybody may
+        self.computed = 0  # tokens that were computed without a stream: embedded, ranked
 
     @property
     def tokens(self) -> int:
-        """Prompt and answer of all streams that have ended."""
+        """Prompt and answer of all streams that have ended, and what was computed without one."""
         usages = [stream.end.usage for stream in self.streams if stream.end is not None]
-        return sum(usage.prompt_tokens + usage.completion_tokens for usage in usages)
+        return self.computed + sum(usage.prompt_tokens + usage.completion_tokens for usage in usages)
 
     def generation_fields(self) -> dict[str, Any]:
         """Times (seconds; the slowest of several prompts) and token counts, as far as the streams got."""
         ends = [stream.end for stream in self.streams if stream.end is not None]
         if not ends:
-            return {}
+            return {"prompt_tokens": self.computed} if self.computed else {}
         timings = [end.timing for end in ends]
         reasons = [end.reason or end.code or end.outcome for end in ends]
         fields: dict[str, Any] = {
@@ -132,7 +133,7 @@ class RequestLog:
         key = f"{method} {self._kind(path)} {status}"
         self._answered[key] = self._answered.get(key, 0) + 1
         quiet = path in _QUIET or path == "/admin" or path.startswith("/admin/")
-        if self._traces is not None and not quiet and (record.streams or status != 200):
+        if self._traces is not None and not quiet and (record.streams or method == "POST" or status != 200):
             self._trace(self._traces, scope, record, f"{method} {self._kind(path)}", status)
         write = log.debug if quiet else log.info
         write(
@@ -156,6 +157,8 @@ class RequestLog:
             "http.response.status_code": status,
             "callboard.request_id": record.request_id,
         }
+        if record.computed:
+            attributes["gen_ai.usage.input_tokens"] = record.computed
         streams: list[tuple[list[Stage], Mapping[str, Value]]] = []
         for choice, stream in enumerate(record.streams):
             if (end := stream.end) is not None:

@@ -36,8 +36,9 @@ class ResponseFormat(Struct):
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(Struct):
-    """vLLM's `structured_outputs`. One of its first five fields is set."""
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """vLLM's `structured_outputs`. One of its first five fields is set. `server.unsupported` has what the last three
+    may hold; `disable_fallback` changes nothing, as there is one backend."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -45,6 +46,10 @@ class StructuredOutputs(Struct):
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
+    disable_fallback: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
 
 
 class FunctionSpec(Struct):

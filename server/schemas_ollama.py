@@ -1,8 +1,8 @@
 """Bodies of Ollama's API: what `server.ollama` takes. Answers are built where they are worded."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 
 class OllamaOptions(Struct, kw_only=True):
@@ -80,15 +80,16 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
 
 
 class OllamaEmbedRequest(Struct, kw_only=True):
-    """Body of `POST /api/embed`, and of the older `POST /api/embeddings`, which has `prompt`."""
+    """Body of `POST /api/embed`, and of the older `POST /api/embeddings`, which has `prompt`. A text longer than the
+    model's context is cut there, unless `truncate` is false."""
 
     model: str
     input: str | list[str] | None = None
     prompt: str | None = None
     truncate: bool | None = None
     keep_alive: float | str | None = None
-    options: OllamaOptions | None = None
-    dimensions: int | None = None
+    options: dict[str, Any] | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
 
 
 class OllamaShowRequest(Struct, kw_only=True):

@@ -55,7 +55,7 @@ def _response_format(wanted: ResponseFormat | None) -> list[Grammar]:
 
 
 def structured_outputs(wanted: StructuredOutputs | None) -> list[Grammar]:
-    """What vLLM's option asks for."""
+    """What vLLM's option asks for. Raises ApiError when that is nothing."""
     if wanted is None:
         return []
     kind = "json_line" if wanted.disable_any_whitespace else "json"
@@ -63,10 +63,15 @@ def structured_outputs(wanted: StructuredOutputs | None) -> list[Grammar]:
         plain = [Grammar(kind, '{"type": "object"}', "structured_outputs.json_object")]
     else:
         plain = [Grammar("json_object", "", "structured_outputs.json_object")] if wanted.json_object else []
-    return [
+    asked = [
         *_given(kind, wanted.json, "structured_outputs.json"),
         *_given("regex", wanted.regex, "structured_outputs.regex"),
         *_given("choice", wanted.choice, "structured_outputs.choice"),
         *_given("grammar", wanted.grammar, "structured_outputs.grammar"),
         *plain,
     ]
+    if not asked:
+        raise invalid(
+            "structured_outputs needs one of json, regex, choice, grammar and json_object", "structured_outputs"
+        )
+    return asked

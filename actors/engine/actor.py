@@ -200,7 +200,8 @@ class EngineActor(Actor):
             return None
         host, _, port = where.rpartition(":")
         try:
-            events = KvEvents(self.context, f"tcp://{where}", f"tcp://{host}:{int(port) + 1}")
+            replay = f"tcp://{host}:{int(port) + 1}"
+            events = KvEvents(self.context, f"tcp://{where}", replay, self.config.adapters)
         except zmq.ZMQError as error:
             raise StartError(f"can't publish KV events on {where} and the port after it: {error}") from error
         self.add_socket(events.replay, events.answer)

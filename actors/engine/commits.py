@@ -168,7 +168,7 @@ class Commits:
         return block.arrays
 
     def _put(self, cut: _Cut) -> None:
-        blocks = cut.end // BLOCK
+        blocks, adapter = cut.end // BLOCK, cut.request.adapter
         keys = cut.request.keys(blocks)
         ids = cut.request.all_ids().astype("<u4")
         key, parent = keys[-1], keys[-2] if blocks > 1 else None
@@ -177,11 +177,14 @@ class Commits:
             empty = PackedBlock([], self._layout.block, self._layout.description)
             for number, each in enumerate(keys):
                 span = ids[number * BLOCK : (number + 1) * BLOCK]
-                self._store.put(each, keys[number - 1] if number else None, span.tobytes(), empty)
+                above = keys[number - 1] if number else None
+                self._store.put(each, above, span.tobytes(), empty, adapter=adapter)
         if cut.snapshot:
             parent, key = key, snapshot_key(key)
         span = ids[cut.end - BLOCK : cut.end]
-        self._store.put(key, parent, span.tobytes(), cut.block, urgent=cut.prompt, snapshot=cut.snapshot)
+        self._store.put(
+            *(key, parent, span.tobytes(), cut.block), urgent=cut.prompt, snapshot=cut.snapshot, adapter=adapter
+        )
         if cut.request.pin and not self._store.pin([key]) and not self._unpinned:
             self._unpinned = True
             log.warning("warm prompts take more memory than there is for prefixes", at_token=cut.end)

@@ -7,7 +7,7 @@ number on, and gets them, then one whose number is -1. Owned by the engine's one
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import structlog
@@ -29,7 +29,8 @@ class _Event(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, t
 
 
 class BlockStored(_Event, frozen=True, tag=True):
-    """Blocks that follow one another are there now. `token_ids` are those of all of them."""
+    """Blocks that follow one another are there now. `token_ids` are those of all of them; `lora_id` is the number, from
+    1, of the LoRA adapter that they were computed with."""
 
     block_hashes: list[bytes]
     parent_block_hash: bytes | None
@@ -37,6 +38,7 @@ class BlockStored(_Event, frozen=True, tag=True):
     block_size: int
     lora_id: int | None = None
     medium: str | None = None
+    lora_name: str | None = None
 
 
 class BlockRemoved(_Event, frozen=True, tag=True):
@@ -59,10 +61,14 @@ class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=T
 
 
 class KvEvents:
-    """Binds `endpoint` to publish and `replay` to answer. Raises zmq.ZMQError when they are taken."""
+    """Binds `endpoint` to publish and `replay` to answer; `adapters` are numbered in their order. Raises zmq.ZMQError
+    when the endpoints are taken."""
 
-    def __init__(self, context: "zmq.Context[Socket]", endpoint: str, replay: str, topic: str = "") -> None:
+    def __init__(
+        self, context: "zmq.Context[Socket]", endpoint: str, replay: str, adapters: Iterable[str] = (), topic: str = ""
+    ) -> None:
         self._topic = topic.encode()
+        self._numbers = {name: number for number, name in enumerate(adapters, 1)}
         self._sequence = 0
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = [AllBlocksCleared()]
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
@@ -77,9 +83,10 @@ class KvEvents:
             self.close()
             raise
 
-    def stored(self, key: bytes, parent: bytes | None, ids: bytes) -> None:
-        """A block has come to memory; `ids` are uint32-LE."""
-        self._events.append(BlockStored([key], parent, unpack_ids(ids), BLOCK_SIZE, medium=MEMORY))
+    def stored(self, key: bytes, parent: bytes | None, ids: bytes, adapter: str) -> None:
+        """A block has come to memory; `ids` are uint32-LE, `adapter` is "" for the model itself."""
+        number = self._numbers.get(adapter)
+        self._events.append(BlockStored([key], parent, unpack_ids(ids), BLOCK_SIZE, number, MEMORY, adapter or None))
 
     def removed(self, keys: Sequence[bytes]) -> None:
         """Blocks have left memory."""

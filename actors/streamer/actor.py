@@ -21,6 +21,7 @@ import zmq
 from actors.base import Actor, StartError
 from actors.model_files import read_model_files
 from actors.pooling import read_pooling
+from actors.quotas import Quotas
 from actors.streamer.admission import Admission
 from actors.streamer.clients import ClientConnection, Clients
 from actors.streamer.detokenizer import DetokenizerFactory
@@ -32,7 +33,6 @@ from actors.streamer.logprobs import by_row
 from actors.streamer.meter import Meter
 from actors.streamer.pool_calls import PoolCalls
 from actors.streamer.prefix_calls import PrefixCalls
-from actors.streamer.quotas import Quotas
 from actors.streamer.recovery import POISON, Recovery
 from actors.streamer.reply import Reply
 from actors.streamer.requests import find_fault

@@ -3,24 +3,22 @@
 Every one asks a server of ours as its own documentation says, and gets what it would get elsewhere.
 """
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import jsonschema
 import openai
 
 from bench.ask import post
 from bench.checks.node import install_npm
 from bench.checks.report import Report
-from bench.harness import ROOT, RunningServer, wait_until
-from protocol import AsyncClient
+from bench.harness import ROOT, RunningServer
 
 PAINT: dict[str, Any] = {
     "type": "object",
@@ -40,6 +38,14 @@ def is_paint(text: str | None) -> bool:
     except ValueError:
         return False
     return isinstance(value, dict) and value.keys() == {"colour", "coats"} and value["colour"] in ("red", "green")
+
+
+def _validates(text: str, schema: dict[str, Any]) -> bool:
+    try:
+        jsonschema.validate(json.loads(text), schema)
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return True
 
 
 def openai_client(server: RunningServer, **options: Any) -> openai.OpenAI:
@@ -125,7 +131,7 @@ def by_openai_options(report: Report, server: RunningServer) -> None:
     colours = post(f"{server.url}/tokenize", {"prompt": " red green blue white black brown"}).body["tokens"]
     red = str(colours[0])
     with openai_client(server) as client:
-        base: dict[str, Any] = {"model": _model(server), "messages": ASK, "max_tokens": 12, "temperature": 0}
+        base: dict[str, Any] = {"model": model_name(server), "messages": ASK, "max_tokens": 12, "temperature": 0}
         kept: dict[str, Any] = {"ignore_eos": True}
 
         def say(more: dict[str, Any] | None = None, **options: Any) -> str:
@@ -224,7 +230,7 @@ def by_anthropic(report: Report, server: RunningServer) -> None:
     """Messages with the `anthropic` package."""
     with anthropic_client(server) as typed:
         client: Any = typed  # its types know Anthropic's models, and only options that all of them have
-        model = _model(server)
+        model = model_name(server)
         base: dict[str, Any] = {"model": model, "max_tokens": 200, "messages": ASK}
         whole = client.messages.create(**{**base, "max_tokens": 6}, system="Be brief.", extra_body={"temperature": 0})
         text = whole.content[0].text if whole.content and whole.content[0].type == "text" else ""
@@ -252,6 +258,12 @@ def by_anthropic(report: Report, server: RunningServer) -> None:
         report.expect(ok, "stop_sequences end a text", ended.to_dict())
         counted = client.messages.count_tokens(model=model, messages=ASK, system="Be brief.").input_tokens
         report.expect(counted == whole.usage.input_tokens, "count_tokens equals the usage", counted)
+        form: Any = {"format": {"type": "json_schema", "schema": PAINT}}
+        made = client.messages.create(**base, output_config=form)
+        with client.messages.stream(**base, output_config=form) as stream:
+            pieces = "".join(stream.text_stream)
+        for text in (made.content[0].text, pieces):
+            report.expect(_validates(text, PAINT), "output_config.format holds", text)
         tool: Any = {"name": "paint", "description": "Paint", "input_schema": PAINT}
         for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "paint"}):
             called = client.messages.create(**base, tools=[tool], tool_choice=choice)
@@ -282,7 +294,7 @@ def by_langchain(report: Report, server: RunningServer) -> None:
 
     with openai.DefaultHttpxClient(trust_env=False, timeout=120) as http:
         options: dict[str, Any] = {"base_url": f"{server.url}/v1", "api_key": "none", "http_client": http}
-        chat = ChatOpenAI(model=_model(server), max_tokens=200, temperature=0, **options)  # type: ignore[call-arg]  # an alias
+        chat = ChatOpenAI(model=model_name(server), max_tokens=200, temperature=0, **options)  # type: ignore[call-arg]  # an alias
         text = chat.invoke("Say something.").content
         streamed = "".join(str(piece.content) for piece in chat.stream("Say something."))
         report.expect(text == streamed != "", "invoke and stream agree", [text, streamed])
@@ -307,7 +319,7 @@ streamed = "".join(chunk.choices[0].delta.content or "" for chunk in litellm.com
 called = litellm.completion(**base, tools=[json.loads(tool)], tool_choice="required", parallel_tool_calls=False)
 print(json.dumps([whole, streamed, called.choices[0].message.tool_calls[0].function.arguments]))
 """
-    found = _run(report, [sys.executable, "-c", script, server.url, _model(server), json.dumps(TOOL)], "litellm")
+    found = _run(report, [sys.executable, "-c", script, server.url, model_name(server), json.dumps(TOOL)], "litellm")
     if found is not None:
         whole, streamed, arguments = found
         report.expect(whole == streamed != "", "completion whole and streamed agree", [whole, streamed])
@@ -331,47 +343,8 @@ def by_npm(report: Report, server: RunningServer, folder: Path) -> None:
     report.expect(found["status"] == 400, "an error has its status", found["status"])
 
 
-def retries(report: Report, server: RunningServer, running: int, waiting: int) -> None:
-    """A server that is full: the `openai` package waits as it is told, tries again, and gets its answer."""
-    seen: list[int] = []
-    refused = threading.Event()
-
-    def look(response: Any) -> None:
-        seen.append(response.status_code)
-        if response.status_code == 503:
-            refused.set()
-
-    hooks: dict[str, Any] = {"response": [look]}
-    model = _model(server)
-    with openai.DefaultHttpxClient(trust_env=False, timeout=120, event_hooks=hooks) as http:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http, max_retries=20)
-
-        async def fill() -> str | None:
-            # Two clients: each finds some room beyond the limit that the other's flood has not taken.
-            async with AsyncClient(endpoint=server.endpoint) as one, AsyncClient(endpoint=server.endpoint) as two:
-                # It stays full until a refusal was seen.
-                long = [one.generate(ids=[700], max_tokens=60_000, ignore_eos=True) for _ in range(running)]
-                for stream in long:
-                    await anext(stream)
-                _ = [one.generate(ids=[700], max_tokens=1) for _ in range(waiting)]
-                await one.models()  # they are in
-                spare = (running + waiting) // 4
-                _ = [two.generate(ids=[700], max_tokens=1) for _ in range(spare)]
-                await asyncio.to_thread(wait_until, lambda: server.load()["waiting"] == waiting + spare, 30)
-                asked = asyncio.create_task(
-                    asyncio.to_thread(client.chat.completions.create, model=model, messages=ASK, max_tokens=2)
-                )
-                await asyncio.to_thread(refused.wait, 30)
-                for stream in long:
-                    stream.cancel()
-                return (await asked).choices[0].finish_reason
-
-        reason = asyncio.run(fill())
-    report.expect(503 in seen and seen[-1] == 200, "503 is tried again until there is room", seen)
-    report.expect(reason is not None, "and then answered")
-
-
-def _model(server: RunningServer) -> str:
+def model_name(server: RunningServer) -> str:
+    """What the server calls its model."""
     with openai_client(server) as client:
         return client.models.list().data[0].id
 

@@ -2,6 +2,8 @@
 
 import random
 import socket
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -27,8 +29,16 @@ def two_free_ports() -> int:
     raise RuntimeError("no two free ports")
 
 
-def kv_events(report: Report, server: RunningServer, port: int) -> None:
-    """Prompts with a common beginning give a tree with one trunk; replay gives what was missed."""
+class Stored(NamedTuple):
+    """What a follower knows of a block: the one before it, and the number of its LoRA adapter."""
+
+    parent: bytes | None
+    lora: int | None
+
+
+def kv_events(report: Report, server: RunningServer, port: int, adapters: Sequence[str]) -> None:
+    """Prompts with a common beginning give a tree with one trunk; replay gives what was missed. `adapters` are those of
+    the server, which give trees of their own."""
     context = zmq.Context()
     subscriber, asker = context.socket(zmq.SUB), context.socket(zmq.DEALER)
     subscriber.connect(f"tcp://127.0.0.1:{port}")
@@ -41,7 +51,7 @@ def kv_events(report: Report, server: RunningServer, port: int) -> None:
             ids = [*trunk, *[100 + number] * (2 * BLOCK_SIZE + 1)]
             client.generate(ids=ids, max_tokens=2, ignore_eos=True).text()
     heard = len(_heard(subscriber))
-    tree: dict[bytes, bytes | None] = {}
+    tree: dict[bytes, Stored] = {}
     numbers = _replay(asker, tree)
     report.measured("batches_heard", heard)
     report.measured("batches_replayed", len(numbers))
@@ -49,15 +59,25 @@ def kv_events(report: Report, server: RunningServer, port: int) -> None:
     report.expect(numbers == list(range(len(numbers))), "the replay has every batch, in order")
     report.expect(len(tree) == 3 + 2 * prompts, "each block is there once, the common ones too", len(tree))
     children: dict[bytes | None, int] = {}
-    for parent in tree.values():
-        children[parent] = children.get(parent, 0) + 1
+    for block in tree.values():
+        children[block.parent] = children.get(block.parent, 0) + 1
     report.expect(children.get(None) == 1 and max(children.values()) == prompts, "the tree has one trunk", children)
+    known = set(tree)
+    with Client(endpoint=server.endpoint) as client:
+        for name in adapters:
+            client.generate(ids=[*trunk, 1], model=name, max_tokens=2, ignore_eos=True).text()
+    _heard(subscriber)
+    _replay(asker, tree)
+    loras = sorted(str(block.lora) for key, block in tree.items() if key not in known)
+    wanted = [str(number) for number in range(1, len(adapters) + 1) for _ in range(3)]
+    report.expect(loras == wanted, "blocks of an adapter have its number", loras)
+    report.expect(all(tree[key].lora is None for key in known), "blocks of the model itself have none")
     _replaced(report, server, subscriber, asker, tree)
     context.destroy(linger=0)
 
 
 def _replaced(
-    report: Report, server: RunningServer, subscriber: Socket, asker: Socket, tree: dict[bytes, bytes | None]
+    report: Report, server: RunningServer, subscriber: Socket, asker: Socket, tree: dict[bytes, Stored]
 ) -> None:
     """A new engine begins with an empty tree and counts anew; its follower finds out."""
     server.kill("engine")
@@ -77,7 +97,7 @@ def _heard(subscriber: Socket) -> list[int]:
     return numbers
 
 
-def _replay(asker: Socket, tree: dict[bytes, bytes | None]) -> list[int]:
+def _replay(asker: Socket, tree: dict[bytes, Stored]) -> list[int]:
     """Have all batches sent again and apply them; their numbers."""
     asker.send_multipart([b"", (0).to_bytes(8, "big")])
     numbers = []
@@ -85,7 +105,7 @@ def _replay(asker: Socket, tree: dict[bytes, bytes | None]) -> list[int]:
         numbers.append(int.from_bytes(frames[1], "big"))
         for name, *fields in msgspec.msgpack.decode(frames[2])[1]:
             if name == "BlockStored":
-                tree.update(dict.fromkeys(fields[0], fields[1]))
+                tree.update(dict.fromkeys(fields[0], Stored(fields[1], fields[4])))
             elif name == "BlockRemoved":
                 for key in fields[0]:
                     tree.pop(key)

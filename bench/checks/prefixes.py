@@ -1,12 +1,8 @@
-"""Checks of the prefix cache with an engine: time to first token, sharing, hits, costs, the same tokens, kills."""
+"""Checks of the prefix cache with an engine: time to first token, sharing, hits, costs, the same tokens."""
 
 import asyncio
-import contextlib
-import io
-import os
 import random
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -18,18 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import uvloop
 
 from bench.checks.report import Report
-from bench.harness import ROOT, RunningServer, clean_environment, wait_until
+from bench.harness import RunningServer
 from bench.load.outcome import Outcome
 from bench.load.plan import FIRST_PLAIN_ID
 from bench.load.summary import percentile
 from bench.mlx_child import MlxChild
 from protocol import AsyncClient, Client
-from server.cli import main as cli
 
 PLAIN_MARGIN = 1e-4  # of the magnitude: closer than this, two scores are a tie
 TIES = 0.02  # of the streams may end in a tie
@@ -335,113 +329,13 @@ def same(
             report.expect(not wrong, f"{name}: the same tokens", wrong)
             most = TIES * result["requests"] * len(result["ways"])
             report.expect(ties <= most, f"{name}: ties in at most {TIES:.0%} of the streams", ties)
-            hit = all(count > 0 for way, count in result["cached_tokens"].items() if way.startswith("from"))
-            report.expect(hit, f"{name}: prefixes were found", result["cached_tokens"])
+            missed = {way: count for way, count in result["cached_tokens"].items() if count < _least(way, result)}
+            report.expect(not missed, f"{name}: what was computed before is found", (missed, result["findable"]))
 
 
-def kills(report: Report, model: Path, *, rounds: int, requests: int = 40) -> None:
-    """kill -9 of the engine while it writes: after each restart the same tokens, and directory and index agree."""
-    draw = random.Random(11)
-    prompts = [ids_of(1500, f"kill {number}") for number in range(4)]
-
-    def tokens(client: Client, ids: Sequence[int]) -> tuple[list[int], int]:
-        stream = client.generate(
-            ids=ids, max_tokens=8, temperature=0, ignore_eos=True, return_ids=True, return_text=False
-        )
-        got = [token for delta in stream for token in delta.ids]
-        assert stream.end is not None
-        return got, stream.end.usage.cached_tokens
-
-    with cache_folder() as folder:
-        with RunningServer(model, "--no-prefix-cache") as server, Client(endpoint=server.endpoint) as client:
-            wanted = [tokens(client, ids)[0] for ids in prompts]
-        found = 0
-        wrong = []
-        for round_ in range(rounds):
-            with RunningServer(model, "--ssd-cache-dir", str(folder / "prefix"), "--ssd-write-mbps", "2") as server:
-                timer = threading.Timer(draw.uniform(0.1, 1.5), _kill, [server.pids()["engine"]])
-                with contextlib.suppress(Exception), Client(endpoint=server.endpoint) as client:
-                    timer.start()
-                    for number in range(requests):
-                        got, cached = tokens(client, prompts[number % 4])
-                        found += cached
-                        if got != wanted[number % 4]:
-                            wrong.append((round_, number))
-                        tokens(client, ids_of(1500, f"kill {round_} {number}"))
-                timer.join()
-        with (
-            RunningServer(model, "--ssd-cache-dir", str(folder / "prefix")) as server,
-            Client(endpoint=server.endpoint) as client,
-        ):
-            last = [tokens(client, ids) for ids in prompts]
-        report.measured("tokens_found", found)
-        report.measured("tokens_found_at_the_end", [cached for _, cached in last])
-        report.expect([got for got, _ in last] == wanted and not wrong, "every answer is that of a cold run", wrong)
-        if rounds > 1:  # a single kill may come before anything is written
-            report.expect(any(cached for _, cached in last), "what was written is found again")
-        command = [sys.executable, "-m", "server.cli", "cache", "verify", "--ssd-cache-dir", str(folder / "prefix")]
-        verified = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True)
-        report.measured("verify", verified.stdout.strip().splitlines()[-3:])
-        report.expect(verified.returncode == 0, "`callboard cache verify` finds nothing wrong", verified.stdout)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def looked_after(report: Report, server: RunningServer, client: Client, directory: Path, ids: list[int]) -> None:
-    """`callboard cache` says what a running server has, checks and removes it, and the server goes on."""
-
-    def command(*words: str) -> str:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            code = cli(["cache", *words, "--ssd-cache-dir", str(directory)])
-        report.expect(code == 0, f"`callboard cache {' '.join(words)}` finds nothing wrong", said.getvalue())
-        return said.getvalue()
-
-    def blocks() -> int:
-        return len(command("ls", "--lines", "0").splitlines())
-
-    wait_until(lambda: blocks() == server.health()["prefix_cache"]["memory_blocks"], 20.0, "all blocks are written")
-    report.expect(str(blocks()) in command("stats").split(), "the statistics count the blocks")
-    report.expect("All blocks are right" in command("verify"), "all blocks are right")
-    command("prune", "--max-gb", "0")
-    report.expect(blocks() == 0, "pruned to nothing")
-    found = [first_token(client, ids)[1], first_token(client, ids_of(600, "more of it"))[1]]
-    report.expect(found == [1024, 0], "what is in memory stays", found)
-    wait_until(lambda: blocks() == 2, 20.0, "new blocks are written")
-    command("clear")
-    report.expect(blocks() == 0, "cleared")
-
-
-def trouble(report: Report, model: Path) -> None:
-    """The directory is looked after with `callboard cache`, then removed, while the server runs, and two servers share
-    one: streams go on. Warm prompts are found by the first who asks."""
-    with cache_folder() as folder:
-        arguments = ("--ssd-cache-dir", str(folder / "prefix"))
-        text = "A story of a cat and a dog. " * 60
-        (folder / "warm.jsonl").write_text(msgspec.json.encode({"prompt": text}).decode())
-        warm = ("--warm-prompts", str(folder / "warm.jsonl"))
-        with RunningServer(model, *arguments, *warm) as server, Client(endpoint=server.endpoint) as client:
-            wait_until(lambda: server.health()["prefix_cache"]["memory_blocks"] > 0 and server.is_idle(), 20.0)
-            stream = client.generate(text + "And then", max_tokens=1)
-            stream.text()
-            assert stream.end is not None
-            found_warm = stream.end.usage.cached_tokens
-            report.expect(found_warm >= 256, "the first request finds the warm prompt", found_warm)
-            ids = ids_of(1200, "trouble")
-            first_token(client, ids)
-            looked_after(report, server, client, folder / "prefix", ids)
-            shutil.rmtree(folder / "prefix", ignore_errors=True)
-            found = [first_token(client, ids)[1], first_token(client, ids_of(1200, "more"))[1]]
-            report.expect(found == [1024, 0], "with the directory gone requests are served", found)
-            report.expect(server.health()["status"] == "ok", "the server is well")
-        with RunningServer(model, *arguments) as one, Client(endpoint=one.endpoint) as client:
-            first_token(client, ids)
-            with RunningServer(model, *arguments, name="two") as two, Client(endpoint=two.endpoint) as other:
-                both = [first_token(other, ids_of(1200, "theirs"))[1], first_token(client, ids)[1]]
-                report.expect(both == [0, 1024], "two servers share one directory", both)
-                two.terminate()
-                report.expect(two.wait(60) == 0, "the second stops in good order")
-            report.expect(first_token(client, ids)[1] == 1024, "the first goes on")
+def _least(way: str, result: dict[str, Any]) -> float:
+    """Tokens that have to be found: all that memory and SSD have; half where the ways themselves compute the rest."""
+    if way.startswith("cold"):
+        return 0
+    complete = way.startswith(("from memory", "from the SSD"))
+    return float(result["findable"]) * (1 if complete else 0.5)

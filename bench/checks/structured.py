@@ -13,7 +13,7 @@ import jsonschema
 from actors.grammars import IDLE_S
 from bench.ask import post
 from bench.checks.report import Report
-from bench.harness import RunningServer
+from bench.harness import RunningServer, wait_until
 from bench.schemas import UNSUPPORTED, schemas
 from protocol import AsyncClient
 from protocol.messages import Grammar
@@ -79,7 +79,9 @@ ITEM: dict[str, Any] = {
 SCHEMA: dict[str, Any] = {"type": "array", "items": ITEM, "minItems": 2, "maxItems": 2}
 REGEX = "([a-f]{3}-[0-9]{2} ){4}end"
 STOPS = [". ", "zzz"]
+NEVER = 2000  # the token whose bias forbids it
 MIXES = 64
+STALE_S = 1.5  # how old what a server says of its engine may be
 
 
 def mix(index: int) -> dict[str, Any]:
@@ -89,7 +91,7 @@ def mix(index: int) -> dict[str, Any]:
     if index & 1:
         options["logprobs"] = 5
     if index & 2:
-        options["logit_bias"] = {1000: 5.0, 2000: -100.0}
+        options["logit_bias"] = {1000: 5.0, NEVER: -100.0}
     if index & 4:
         options["stop"] = STOPS
     if index & 8:
@@ -105,20 +107,29 @@ def mix(index: int) -> dict[str, Any]:
 
 
 class Mixed(NamedTuple):
-    """The answer of one stream: texts and reasons of its choices, the tokens of each, and how many log-probabilities
-    came."""
+    """The answer of one stream: texts and reasons of its choices, the tokens of each, how many log-probabilities came,
+    and which tokens were in any of them."""
 
     texts: list[str]
     reasons: list[str]
     tokens: list[int]
     logprobs: int
+    ids: set[int]
 
 
 def mixed_options(
-    report: Report, server: RunningServer, which: list[int], max_tokens: int, bar: float, *, rounds: int, alone: int
+    report: Report,
+    server: RunningServer,
+    which: list[int],
+    max_tokens: int,
+    bar: float,
+    *,
+    rounds: int,
+    alone: int,
+    most_steps: float,
 ) -> None:
     """Every row with other options: each is right, and together they are not much slower than as many rows that only
-    sample.
+    sample, and stay in one batch: they take at most `most_steps` times as many steps.
 
     `which` are the numbers of the mixes. The rows they are compared with have the same prompts, the same numbers of
     choices and of tokens, and take turns with them for `rounds`; each `alone`-th mix is asked for alone, too.
@@ -126,6 +137,8 @@ def mixed_options(
     mixes = [mix(index) for index in which]
     # Grammars are compiled and the model is warm before anything is measured.
     asyncio.run(_texts(server, which, mixes, [2] * len(mixes)))
+    time.sleep(STALE_S)
+    server.wait_idle()
     speeds: list[tuple[float, float]] = []
     steps: list[tuple[int, int]] = []
     answers: list[Mixed] = []
@@ -143,6 +156,8 @@ def mixed_options(
     report.measured("tokens_per_second_mixed", [round(mixed, 1) for mixed, _ in speeds])
     report.measured("tokens_per_second_with_temperature_and_seed", [round(plain, 1) for _, plain in speeds])
     report.measured("steps_mixed_and_plain", steps)
+    more = statistics.median(mixed_steps / plain_steps for mixed_steps, plain_steps in steps)
+    report.expect(more <= most_steps, f"rows stay in the batch: at most {most_steps:g} times the steps", round(more, 2))
     report.measured("finished_with_a_grammar", [held.count("stop"), len(held)])
     report.measured("ended_by_a_stop_string", sum(_stopped(o, a) for o, a in zip(mixes, answers, strict=True)))
     report.expect(not wrong, "every row is right", wrong[:4])
@@ -181,15 +196,18 @@ async def _texts(
                     max_tokens=most,
                     ignore_eos="grammar" not in options,
                     label=f"mix {index}",
+                    return_ids=True,
                     **rest,
                 )
                 texts, count = [], 0
+                ids: set[int] = set()
                 for choice in choices:
                     deltas = [delta async for delta in choice]
                     texts.append("".join(delta.text for delta in deltas))
                     count += sum(len(delta.logprobs) for delta in deltas)
+                    ids.update(*(delta.ids for delta in deltas))
             ends = [choice.end for choice in choices if choice.end is not None]
-            return Mixed(texts, [end.reason for end in ends], [end.usage.completion_tokens for end in ends], count)
+            return Mixed(texts, [end.reason for end in ends], [end.usage.completion_tokens for end in ends], count, ids)
 
         return await asyncio.gather(*(one(*row) for row in zip(which, mixes, max_tokens, strict=True)))
 
@@ -198,13 +216,15 @@ def _measured(
     server: RunningServer, which: list[int], mixes: list[dict[str, Any]], max_tokens: list[int]
 ) -> tuple[float, int, list[Mixed]]:
     """Tokens per second over all choices, the engine's steps, and the answers."""
-    server.wait_idle()
-    before = server.load()["step"]
+    before = server.load()
     began = time.monotonic()
     answers = asyncio.run(_texts(server, which, mixes, max_tokens))
     seconds = time.monotonic() - began
+    tokens = sum(sum(answer.tokens) for answer in answers)
+    # What the engine says of itself comes now and then, and may be of before.
+    wait_until(lambda: server.load()["decoded"] >= before["decoded"] + tokens, 30, "the engine has told of all tokens")
     server.wait_idle()
-    return sum(sum(answer.tokens) for answer in answers) / seconds, server.load()["step"] - before, answers
+    return tokens / seconds, server.load()["step"] - before["step"], answers
 
 
 def _stopped(options: dict[str, Any], answer: Mixed) -> int:
@@ -218,6 +238,8 @@ def _fault(options: dict[str, Any], answer: Mixed) -> Any:
     missing = 4 if "stop" in options else 1 if grammar else 0
     if "logprobs" in options and not 0 <= sum(answer.tokens) - answer.logprobs <= missing * len(answer.texts):
         return "logprobs", answer
+    if "logit_bias" in options and (not answer.ids or NEVER in answer.ids):
+        return "logit_bias", answer
     if "n" in options and (len(answer.texts) != 2 or answer.texts[0] == answer.texts[1]):
         return "n", answer
     if "stop" in options and any(stop in text for stop in STOPS for text in answer.texts):

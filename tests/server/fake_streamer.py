@@ -10,6 +10,7 @@ import msgspec
 from fake_router import FakeRouter
 
 from protocol.codec import client_codec
+from protocol.ids import pack_floats, pack_ids
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
@@ -21,6 +22,8 @@ from protocol.messages import (
     Credit,
     Deltas,
     Done,
+    Embed,
+    Embedded,
     End,
     Figures,
     Generate,
@@ -28,6 +31,8 @@ from protocol.messages import (
     Ping,
     Pong,
     Timing,
+    Tokenize,
+    Tokenized,
     TokenLogprobs,
     ToolCallDelta,
     Usage,
@@ -97,6 +102,12 @@ def say_hello(stream: FakeStream) -> None:
     stream.finish()
 
 
+def embed(call: Embed) -> Embedded:
+    """The same vector for every text, of as many tokens as it has words."""
+    counts = [len(text.split()) for text in call.texts] or [len(ids) // 4 for ids in call.ids]
+    return Embedded(call.ref, [pack_floats([2.0, 1.0, 2.0])] * len(counts), counts)
+
+
 class FakeStreamer(FakeRouter):
     """The router clients connect to. `streams` holds every request in the order of arrival."""
 
@@ -113,6 +124,8 @@ class FakeStreamer(FakeRouter):
         self.charges: list[Charge] = []
         self.ttfts: list[float] = []
         self.on_charge: Callable[[Charge], Done | CallFailed] = lambda charge: Done(charge.ref, 1)
+        self.embeds: list[Embed] = []
+        self.on_embed: Callable[[Embed], Embedded | CallFailed] = embed
         super().__init__(endpoint)
 
     def on_frame(self, identity: bytes, frame: bytes) -> None:
@@ -132,6 +145,11 @@ class FakeStreamer(FakeRouter):
             case Charge():
                 self.charges.append(message)
                 self.send(identity, self.on_charge(message))
+            case Embed():
+                self.embeds.append(message)
+                self.send(identity, self.on_embed(message))
+            case Tokenize(ref=ref, text=str(text)):
+                self.send(identity, Tokenized(ref, pack_ids(range(len(text.split())))))
             case CancelStream(ref=ref, rid=rid):
                 self.cancelled_rids.append(rid)
                 self.send(identity, Done(ref, int(rid == 1)))

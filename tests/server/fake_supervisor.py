@@ -1,5 +1,6 @@
 """`FakeSupervisor`: the supervisor's end of the control channel, for one worker. A test tool."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,24 +8,39 @@ from fake_router import FakeRouter
 
 from protocol.codec import report_codec
 from protocol.endpoints import ipc_endpoint
-from protocol.messages import ActorState, Alive, EngineStats, ModelCard, PrefixStats, Probe, Ready, SystemState
+from protocol.messages import (
+    ActorState,
+    Alive,
+    Charge,
+    EngineStats,
+    ModelAnswer,
+    ModelCard,
+    PrefixStats,
+    Probe,
+    Ready,
+    SystemState,
+)
 
 CARD = ModelCard("tiny", context=4096, vocab_size=49152, created=1_700_000_000)
 
 
 class FakeSupervisor(FakeRouter):
-    """Keeps every report; sends orders to the worker `http-INDEX-EPOCH`."""
+    """Keeps every report; sends orders to the worker `http-INDEX-EPOCH`. `on_charge` answers as a house does."""
 
     def __init__(self, run_dir: Path, worker: str = "http-0-7") -> None:
         self.reports: list[Any] = []
         self._worker = worker.encode()
         self._seq = 0
+        self.on_charge: Callable[[Charge], ModelAnswer] = lambda charge: ModelAnswer(charge.ref)
         super().__init__(ipc_endpoint(run_dir, "control"))
 
     def on_frame(self, identity: bytes, frame: bytes) -> None:
         """Keep a report."""
         assert identity == self._worker
-        self.reports.append(report_codec.decode(frame))
+        report = report_codec.decode(frame)
+        self.reports.append(report)
+        if isinstance(report, Charge):
+            self.order(self.on_charge(report))
 
     def order(self, order: Any) -> None:
         """Send an order to the worker."""

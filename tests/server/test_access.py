@@ -37,6 +37,18 @@ def test_a_key_is_charged_and_named_in_the_log(guarded: HttpWorker):
     assert len(guarded.streamer.charges) == 2
 
 
+def test_what_is_embedded_counts_too(guarded: HttpWorker):
+    for path, count in (("/v1/embeddings", 5), ("/api/embed", 5)):
+        before = len(guarded.streamer.charges)
+        answer = guarded.client.post(
+            path, json={"model": "tiny", "input": ["one two", "and three more"]}, headers=ALICE
+        )
+        assert answer.status_code == 200
+        guarded.wait_until(lambda before=before: len(guarded.streamer.charges) == before + 2)
+        assert (guarded.streamer.charges[-1].requests, guarded.streamer.charges[-1].tokens) == (0, count)
+        assert guarded.wait_log(event="request", path=path)["prompt_tokens"] == count
+
+
 def test_beyond_its_limits_a_key_gets_429(guarded: HttpWorker):
     guarded.streamer.on_charge = lambda charge: CallFailed(charge.ref, "rate_limit_exceeded", "slower", "", 7.2)
     for path, kind in (("/v1/chat/completions", "rate_limit_error"), ("/v1/messages", "rate_limit_error")):

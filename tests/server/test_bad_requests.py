@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from http_worker import HttpWorker, chat
 
-from server.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
-
 JSON = {"content-type": "application/json"}
 
 
@@ -191,26 +189,6 @@ def test_huge_numbers(worker: HttpWorker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "table"), [("chat/completions", CHAT_UNSUPPORTED), ("completions", COMPLETION_UNSUPPORTED)]
-)
-def test_unsupported_options(worker: HttpWorker, path: str, table: dict[str, tuple[Any, ...]]) -> None:
-    base = chat() | {"prompt": "a"}
-    if path == "completions":
-        del base["messages"]
-    else:
-        del base["prompt"]
-    for name, accepted in table.items():
-        for value in accepted:
-            response = worker.client.post(f"/v1/{path}", json=base | {name: value})
-            assert response.status_code == 200, (name, value, response.text)
-        worker.streamer.streams.clear()
-        error = refused(worker, base | {name: ["something", 7]}, path=path)
-        assert error["param"] == name
-        assert error["message"].startswith(f"{name} is not supported")
-        assert error["code"] == "unsupported_parameter"
-
-
-@pytest.mark.parametrize(
     "fields",
     [
         {"n": True},
@@ -225,6 +203,7 @@ def test_unsupported_options(worker: HttpWorker, path: str, table: dict[str, tup
         {"prompt_logprobs": 1},
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "x"}},
+        {"structural_tag": {"type": "structural_tag"}},
     ],
 )
 def test_unsupported_values(worker: HttpWorker, fields: dict[str, Any]) -> None:

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from fake_streamer import FakeStream, say_hello
+from fake_streamer import FakeStream, embed, say_hello
 from http_worker import HttpWorker
 
-from protocol.messages import ToolCallDelta
+from protocol.messages import CallFailed, ToolCallDelta
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -144,3 +144,30 @@ def test_errors_have_ollamas_form(worker: HttpWorker):
         answer = worker.client.post(path, json=body)
         assert (answer.status_code, list(answer.json())) == (status, ["error"]), path
     assert "callboard pull" in worker.client.post("/api/pull", json={}).json()["error"]
+
+
+def test_vectors_as_long_as_asked_for(worker: HttpWorker):
+    body = {"model": "tiny", "input": ["one two", "three"], "options": {}, "truncate": True}
+    answer = worker.client.post("/api/embed", json=body).json()
+    assert (answer["embeddings"], answer["prompt_eval_count"]) == ([[2.0, 1.0, 2.0]] * 2, 3)
+    short = worker.client.post("/api/embed", json=body | {"dimensions": 2}).json()["embeddings"]
+    assert short == [pytest.approx([2 / 5**0.5, 1 / 5**0.5])] * 2
+    assert worker.client.post("/api/embeddings", json={"model": "tiny", "prompt": "x"}).json()["embedding"] == [2, 1, 2]
+    for wrong, named in (
+        ({"dimensions": 4}, "dimensions must be at most 3"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"options": {"num_ctx": 8}}, "options.num_ctx"),
+    ):
+        answer = worker.client.post("/api/embed", json=body | wrong)
+        assert (answer.status_code, named in answer.json()["error"]) == (400, True), answer.text
+
+
+def test_texts_beyond_the_context_are_cut_unless_told_otherwise(worker: HttpWorker, monkeypatch: pytest.MonkeyPatch):
+    def only_ids(call: Any) -> Any:
+        return CallFailed(call.ref, "prompt_too_long", "5000 tokens", "input") if call.texts else embed(call)
+
+    monkeypatch.setattr(worker.streamer, "on_embed", only_ids)
+    body = {"model": "tiny", "input": ["w " * 5000, "w w"]}
+    assert worker.client.post("/api/embed", json=body).json()["prompt_eval_count"] == 4096 + 2
+    answer = worker.client.post("/api/embed", json=body | {"truncate": False})
+    assert (answer.status_code, answer.json()) == (400, {"error": "5000 tokens"})

@@ -19,7 +19,7 @@ from server.responses import parse_response
 from server.schemas import ChatRequest, CompletionRequest
 from server.schemas_messages import MessagesRequest
 from server.schemas_responses import ResponsesRequest
-from server.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED
+from server.unsupported import CHAT_UNSUPPORTED
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters())
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
@@ -70,11 +70,6 @@ def test_depth(depth: int) -> None:
     else:
         with pytest.raises(ApiError, match="field is nested more than"):
             check_depth(value, "field")
-
-
-def test_supported_options_are_not_called_unsupported() -> None:
-    assert not CHAT_UNSUPPORTED.keys() & set(ChatRequest.__struct_fields__)
-    assert not COMPLETION_UNSUPPORTED.keys() & set(CompletionRequest.__struct_fields__)
 
 
 def test_long_quotes_are_cut() -> None:

@@ -10,10 +10,11 @@ from fake_house import STEP, FakeHouse
 from fake_streamer import FakeStream, say_hello
 from http_worker import chat
 
-from protocol.messages import ModelAnswer, ModelOrder, Quota, WantModel
+from protocol.messages import Charge, ModelAnswer, ModelOrder, Quota, WantModel
 from server.key_file import ApiKey, digest_of
 
 ADMIN = {"authorization": "Bearer admin"}
+USER = {"authorization": "Bearer user"}
 
 
 @pytest.fixture(scope="module")
@@ -227,24 +228,52 @@ def test_orders_go_to_the_house(house: FakeHouse, action: str):
 
 
 def test_orders_are_for_admins_and_for_models_that_exist(house: FakeHouse):
-    user = {"authorization": "Bearer user"}
-    assert house.client.post("/models/unload", json={"model": "tiny"}, headers=user).status_code == 403
+    assert house.client.post("/models/unload", json={"model": "tiny"}, headers=USER).status_code == 403
     assert house.client.post("/models/load", json={"model": "none"}).status_code == 404
     assert house.client.post("/models/load", json={}).status_code == 400
 
 
-def test_a_key_is_charged_where_its_model_is(house: FakeHouse):
-    user = {"authorization": "Bearer user"}
-    house.load("other")
-    answer = house.client.post("/v1/chat/completions", json=chat(model="other"), headers=user)
-    assert answer.status_code == 200
-    other = house.streamers["other"]
-    other.wait_for(lambda: len(other.charges) == 2)
-    assert [(charge.name, charge.requests, charge.tokens) for charge in other.charges] == [
-        ("user", 1, 0),
-        ("user", 0, 8),
-    ]
+@pytest.mark.parametrize("kind", ["text/plain", None])
+def test_orders_come_as_json_which_pages_of_other_sites_cannot_send(house: FakeHouse, kind: str | None):
+    before = house.count()
+    headers = {"content-type": kind} if kind else {}
+    answer = house.client.post("/models/unload", content=b'{"model": "tiny"}', headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "content-type")
+    assert house.heard(ModelOrder, before) == []
+
+
+def test_a_key_is_charged_by_the_house(house: FakeHouse):
+    before = house.count()
+    assert house.client.post("/v1/chat/completions", json=chat(), headers=USER).status_code == 200
+    house.worker.supervisor.wait_for(lambda: len(house.heard(Charge, before)) == 2)
+    charges = [(charge.name, charge.requests, charge.tokens) for charge in house.heard(Charge, before)]
+    assert charges == [("user", 1, 0), ("user", 0, 8)]
     assert house.streamers["tiny"].charges == []
+
+
+def test_beyond_its_limits_a_key_loads_no_model(house: FakeHouse):
+    supervisor, before = house.worker.supervisor, house.count()
+    usual = supervisor.on_charge
+    supervisor.on_charge = lambda charge: ModelAnswer(charge.ref, "rate_limit_exceeded", "slower", retry_after=7.2)
+    try:
+        answer = house.client.post("/v1/chat/completions", json=chat(model="other"), headers=USER)
+    finally:
+        supervisor.on_charge = usual
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "8")
+    assert house.heard(WantModel, before) == []
+
+
+def test_only_admins_keys_say_how_long_a_model_stays(house: FakeHouse):
+    before = house.count()
+    for keep_alive in (0, -1):
+        body = {"model": "tiny", "prompt": "Hi", "keep_alive": keep_alive}
+        assert house.client.post("/api/generate", json=body, headers=USER).status_code == 200
+    assert house.client.post("/api/generate", json={"model": "tiny", "keep_alive": -1}, headers=USER).is_success
+    answer = house.client.post("/api/generate", json={"model": "tiny", "keep_alive": 0}, headers=USER)
+    assert (answer.status_code, "may not unload" in answer.text) == (403, True)
+    house.client.post("/api/generate", json={"model": "tiny", "keep_alive": 60})
+    house.worker.supervisor.wait_for(lambda: house.heard(WantModel, before))
+    assert house.heard(WantModel, before) == [WantModel("tiny", 0, 60.0)]
 
 
 def test_ollama_loads_keeps_and_unloads(house: FakeHouse):

@@ -113,3 +113,9 @@ def test_a_collector_gets_a_span_for_each_stage(
         assert whole.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
         assert span.end_time_unix_nano <= whole.end_time_unix_nano
     assert abs(whole.end_time_unix_nano / 1e9 - time.time()) < 60
+
+    worker.client.post("/v1/embeddings", json={"input": "one two"}).raise_for_status()
+    request = messages.ExportTraceServiceRequest.FromString(bodies.get(timeout=20))
+    (span,) = request.resource_spans[0].scope_spans[0].spans
+    counts = {each.key: each.value.int_value for each in span.attributes}
+    assert (span.name, counts["gen_ai.usage.input_tokens"]) == ("POST /v1/embeddings", 2)

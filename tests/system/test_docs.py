@@ -6,6 +6,7 @@ import pytest
 
 from bench.curl_lines import POOLED, SEVERAL, api_text, curl_lines, run_curl
 from bench.harness import RunningServer
+from server.openapi import OPERATIONS
 
 LINES = curl_lines()
 
@@ -22,3 +23,12 @@ def test_every_endpoint_in_the_table_has_a_curl_line():
     for path in asked:
         pattern = re.sub(r"\\{\w+\\}", "[^/ ]+", re.escape(path))
         assert any(re.search(rf"\$URL{pattern}( |$)", line) for line in LINES), path
+
+
+@pytest.mark.parametrize(
+    "kind", {one.body for one in OPERATIONS if one.body is not None}, ids=lambda kind: kind.__name__
+)
+def test_every_option_is_documented(kind: type):
+    prose = re.sub(r"```.*?```", "", api_text(), flags=re.DOTALL)
+    named = {word for quoted in re.findall(r"`([^`]+)`", prose) for word in re.findall(r"\w+", quoted)}
+    assert set(kind.__struct_fields__) - named == set()

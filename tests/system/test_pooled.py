@@ -1,5 +1,6 @@
 """Servers that embed and rank, on the tiny random model, held to a direct forward in a process of its own."""
 
+import asyncio
 import json
 import math
 import subprocess
@@ -8,13 +9,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import ollama
 import openai
 import pytest
 
 from bench.ask import post
 from bench.curl_lines import curl_lines, run_curl
 from bench.harness import RunningServer
-from protocol import Client
+from protocol import AsyncClient, Client
+from protocol.errors import RequestRejected
 
 TEXTS = ["Hello", "A longer text, of more than a few tokens.", "x " * 700, "Hello"]
 DIRECT = """
@@ -88,6 +91,16 @@ def test_vectors_are_those_of_a_direct_forward(embedder: RunningServer, tiny_mod
     assert vectors[1][0] == pytest.approx(wanted[1], abs=2e-5)
 
 
+def test_ollamas_package_gets_the_same_vectors(embedder: RunningServer):
+    wanted = post(f"{embedder.url}/v1/embeddings", {"input": TEXTS[:2], "dimensions": 8}).body["data"]
+    with ollama.Client(embedder.url, trust_env=False) as client:
+        answer = client.embed("tiny", TEXTS[:2], dimensions=8, truncate=False)
+        assert [*answer.embeddings] == [pytest.approx(one["embedding"], abs=2e-5) for one in wanted]
+        assert len(client.embeddings("tiny", TEXTS[0]).embedding) > 8
+        with pytest.raises(ollama.ResponseError, match=r"options\.num_ctx"):
+            client.embed("tiny", "x", options={"num_ctx": 8})
+
+
 def test_vectors_survive_the_death_of_the_engine(embedder: RunningServer):
     texts = [f"{number} " * (1 + 40 * (number % 20)) for number in range(30)]
     wanted = post(f"{embedder.url}/v1/embeddings", {"input": texts}, timeout=60).body["data"]
@@ -119,13 +132,28 @@ def test_documents_are_ranked_as_by_a_direct_forward(tiny_model: Path):
     documents = ["Paris is a city.", "x " * 600, "Paris is a city."]
     wanted = direct(DIRECT_RANK, str(tiny_model), "Where is Paris?", *documents)
     with RunningServer(tiny_model, "--task", "rerank") as ranker:
+
+        async def ranked() -> list[tuple[float, int]]:
+            async with AsyncClient(endpoint=ranker.endpoint) as client:
+                return await client.rank("Where is Paris?", documents)
+
+        with Client(endpoint=ranker.endpoint) as client:
+            by_client = client.rank("Where is Paris?", iter(documents))
+            told = client.rank("Where is Paris?", documents, "Say something else.")
+            with pytest.raises(RequestRejected):
+                client.embed(["Paris"])
+        assert asyncio.run(ranked()) == by_client
         body = {"query": "Where is Paris?", "documents": [documents[0], {"text": documents[1]}, documents[2]]}
-        results = post(f"{ranker.url}/v1/rerank", body).body["results"]
+        answer = post(f"{ranker.url}/v1/rerank", body).body
+        results = answer["results"]
         first = post(f"{ranker.url}/v1/rerank", {**body, "top_n": 1, "return_documents": True}).body["results"]
         again = while_the_engine_dies(ranker, "/v1/rerank", {**body, "documents": body["documents"] * 8})["results"]
         assert [run_curl(line, ranker.url)[0] for line in curl_lines() if "/v1/rerank" in line] == [200]
     by_index = {result["index"]: result["relevance_score"] for result in results}
     assert [by_index[i] for i in range(3)] == pytest.approx(wanted, abs=1e-4)
+    assert [score for score, _ in by_client] == pytest.approx(wanted, abs=1e-4)
+    assert [score for score, _ in told] != pytest.approx(wanted, abs=1e-4)
+    assert sum(count for _, count in by_client) == answer["usage"]["prompt_tokens"]
     scores = [result["relevance_score"] for result in results]
     assert scores == sorted(scores, reverse=True)
     assert sorted(result["relevance_score"] for result in again) == pytest.approx(sorted(wanted * 8), abs=1e-4)

@@ -1,10 +1,11 @@
-"""The checks of `bench/checks/prefixes.py`, small: hits, sharing and chats on a real server, and costs without one."""
+"""The checks of `bench/checks/prefixes.py` and `prefix_trouble.py`, small: hits, sharing, chats and trouble on real
+servers, and costs without one."""
 
 from pathlib import Path
 
 import pytest
 
-from bench.checks import prefixes
+from bench.checks import prefix_trouble, prefixes
 from bench.checks.report import Report
 from bench.harness import RunningServer
 
@@ -35,13 +36,13 @@ def test_after_a_restart_the_prefix_comes_from_the_ssd(tiny_model: Path, report:
 
 @pytest.mark.timeout(180)
 def test_streams_go_on_when_the_directory_goes_or_is_shared(tiny_model: Path, report: Report) -> None:
-    prefixes.trouble(report, tiny_model)
+    prefix_trouble.trouble(report, tiny_model)
     passed(report)
 
 
 @pytest.mark.timeout(180)
 def test_a_kill_while_writing_leaves_nothing_wrong(tiny_model: Path, report: Report) -> None:
-    prefixes.kills(report, tiny_model, rounds=1, requests=4)
+    prefix_trouble.kills(report, tiny_model, rounds=1, requests=4)
     passed(report)
 
 

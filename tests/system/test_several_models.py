@@ -51,6 +51,11 @@ def test_a_response_goes_on_with_another_model(house: RunningServer):
             client.responses.delete(kept.id)
 
 
+def test_its_record_says_how_long_a_stop_may_take(house: RunningServer):
+    assert house.record is not None
+    assert house.record.stop_time == 30 + 20  # to drain, and to write prefixes
+
+
 def test_ollama_asks_for_either(house: RunningServer):
     with ollama.Client(house.url, trust_env=False) as client:
         assert client.generate("beta", keep_alive=-1).done_reason == "load"

@@ -191,11 +191,13 @@ def test_prefixes_of_different_adapters_are_different(adapted: Model, make_reque
     ids = [3 + i % 500 for i in range(600)]
     names = ["", "ada", "bob"]
     cold = [start_run(adapted).all([make_request(0, ids, 6, adapter=name)])[0] for name in names]
-    run = start_run(adapted, store=PrefixStore(memory_bytes=64 << 20))
+    store: PrefixStore[Any] = PrefixStore(memory_bytes=64 << 20)
+    run = start_run(adapted, store=store)
     for rid in range(6):
         run.all([make_request(rid, ids, 6, adapter=names[rid % 3])])
         assert run.tokens[rid] == cold[rid % 3]
     assert run.cached == {3: 512, 4: 512, 5: 512}
+    assert sorted(entry.adapter for entry in store.entries()) == ["", "", "ada", "ada", "bob", "bob"]
 
 
 def test_choices_grammarless_and_resumed_rows_keep_their_adapter(adapted: Model, make_request, start_run) -> None:

@@ -110,7 +110,7 @@ def test_a_new_engine_says_first_that_nothing_is_there_any_more():
         events.publish()  # at the engine's first turn, whether there are blocks or not
         follower.next = 0  # what a follower does that sees a lower number than the last
         if not engine:
-            events.stored(b"k", None, bytes(4 * BLOCK_SIZE))
+            events.stored(b"k", None, bytes(4 * BLOCK_SIZE), "")
             events.publish()
         asker.send_multipart([b"", (0).to_bytes(8, "big")])
         events.answer()
@@ -126,7 +126,30 @@ def test_a_new_engine_says_first_that_nothing_is_there_any_more():
     context.destroy(linger=0)
 
 
+def test_blocks_of_an_adapter_have_its_number_and_name():
+    context = zmq.Context()
+    events = KvEvents(context, "inproc://events-lora", "inproc://replay-lora", ["fr", "de"])
+    with context.socket(zmq.DEALER) as asker:
+        asker.rcvtimeo = 5000
+        asker.connect("inproc://replay-lora")
+        store: PrefixStore[Block] = PrefixStore(memory_bytes=2000, watcher=events)
+        for number, adapter in enumerate(("", "fr", "de")):
+            store.put(b"%d" % number, None, bytes(4 * BLOCK_SIZE), Block(), adapter=adapter)
+        events.publish()
+        asker.send_multipart([b"", (0).to_bytes(8, "big")])
+        events.answer()
+        _, *stored = msgspec.msgpack.decode(asker.recv_multipart()[2])[1]
+    assert [event[5:] for event in stored] == [[None, "GPU", None], [1, "GPU", "fr"], [2, "GPU", "de"]]
+    events.close()
+    context.destroy(linger=0)
+
+
 def test_the_form_is_vllms():
-    batch = KVEventBatch(1.5, [BlockStored([b"k"], None, [1, 2], 2, medium="GPU"), BlockRemoved([b"k"], "GPU")])
-    events = [["BlockStored", [b"k"], None, [1, 2], 2, None, "GPU"], ["BlockRemoved", [b"k"], "GPU"]]
+    stored = [BlockStored([b"k"], None, [1], 1, medium="GPU"), BlockStored([b"l"], b"k", [2], 1, 3, "GPU", "fr")]
+    batch = KVEventBatch(1.5, [*stored, BlockRemoved([b"k"], "GPU")])
+    events = [
+        ["BlockStored", [b"k"], None, [1], 1, None, "GPU", None],
+        ["BlockStored", [b"l"], b"k", [2], 1, 3, "GPU", "fr"],
+        ["BlockRemoved", [b"k"], "GPU"],
+    ]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(batch)) == [1.5, events, None]

@@ -2,10 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+import structlog.testing
 
 from actors.config import CastConfig
 from actors.engine.actor import flush
@@ -42,8 +45,14 @@ def test_off_means_no_store(model: Model, tiny_model: Path) -> None:
 
 def test_unknown_caches_mean_no_store(tiny_model: Path, tmp_path: Path) -> None:
     opening = StoreOpening(config(tiny_model, ssd_cache_dir=str(tmp_path / "prefix")))
-    assert opening.open(None, ["OtherCache"]) is None
+    with structlog.testing.capture_logs() as logs:
+        assert opening.open(None, ["OtherCache"]) is None
+        opening.wait(0.1)
+        opening.poll()
     assert not opening.pending
+    (line,) = logs
+    assert (line["log_level"], line["caches"]) == ("warning", ["OtherCache"])
+    assert line["event"] == "no prefix is reused: this kind of cache can't be cut into blocks"
     assert not (tmp_path / "prefix").exists()
 
 
@@ -87,6 +96,41 @@ def test_the_name_follows_what_is_in_the_folder_and_the_options(
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"rope_theta": 5.0}))
     assert name(base) != first
+
+
+class SlowDisk(PrefixStore):
+    """Its flush reports bytes left half a second apart, on a clock of its own."""
+
+    def __init__(self, clock: list[float], *, ends: bool) -> None:
+        super().__init__(memory_bytes=1000)
+        self._clock = clock
+        self._ends = ends
+
+    def flush(self, seconds: float, progress: Callable[[int], None] | None = None) -> bool:
+        assert progress is not None
+        for left in range(9, -1, -1):
+            self._clock[0] += 0.5
+            progress(left << 20)
+        return self._ends
+
+
+@pytest.mark.parametrize(
+    ("ends", "last"),
+    [
+        (True, {"event": "prefixes are on the SSD", "seconds": 5.0, "log_level": "info"}),
+        (False, {"event": "prefixes were left unwritten", "at_most_seconds": 5.0, "log_level": "warning"}),
+    ],
+)
+def test_a_long_flush_tells_how_much_is_left(ends: bool, last: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("actors.engine.actor.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with structlog.testing.capture_logs() as logs:
+        flush(SlowDisk(clock, ends=ends), 5.0)
+    assert logs == [
+        {"event": "writing prefixes to the SSD", "left_mb": 6, "log_level": "info"},
+        {"event": "writing prefixes to the SSD", "left_mb": 2, "log_level": "info"},
+        last,
+    ]
 
 
 def test_a_flush_without_a_disk_is_done_at_once() -> None:

@@ -9,6 +9,7 @@ from actors.residency import (
     LEAST_STAY,
     LONGEST_DELAY,
     LONGEST_STAY,
+    START_TIME,
     STEADY,
     WANT_TIME,
     Load,
@@ -291,6 +292,32 @@ def test_weights_and_room_for_streams_are_claimed():
     assert default_claim(0, 1 << 40) == 1 << 30
     assert default_claim(10 << 30, 1 << 40) == (11 << 30) + (5 << 30)
     assert default_claim(10 << 30, 12 << 30) == 12 << 30
+
+
+def progress(rig, name, after):
+    rig.now += after
+    return rig.residency.state(rig[name], rig.now).progress
+
+
+def test_a_first_load_shows_progress_too_by_its_weights_and_the_speed_of_other_loads():
+    gigabyte = 10**9
+    models = [Model(name, 1, size=size * gigabyte) for name, size in (("big", 8), ("like", 4), ("small", 1))]
+    rig = Rig(3, *models)
+    rig.want("big", "like", "small")
+    rig.decide()
+    assert progress(rig, "big", START_TIME + 3) == pytest.approx((START_TIME + 3) / (START_TIME + 8))
+    rig.ready("small", after=0)  # too small to tell how fast the others come
+    assert progress(rig, "big", 0) == pytest.approx((START_TIME + 3) / (START_TIME + 8))
+    rig.ready("like", after=0)  # 4 GB in 3 s
+    assert progress(rig, "big", 0) == pytest.approx((START_TIME + 3) / (START_TIME + 6), abs=1e-3)
+    assert progress(rig, "big", 100) == 0.99
+    rig.ready("big", after=0)
+    rig.residency.unload(rig["big"])
+    rig.decide()
+    rig.gone("big")
+    rig.want("big")
+    rig.decide()
+    assert progress(rig, "big", 21) == pytest.approx(0.2)  # of the last load
 
 
 class Client:

@@ -1,6 +1,7 @@
 """`Quotas`: what each API key has used of its rate limits and token budgets, for all HTTP workers together.
 
-Pure: the clock is passed in. Owned by the streamer's one thread; what was used is forgotten with the process.
+Pure: the clock is passed in. Owned by the one thread of the streamer, with several models by that of the house; what
+was used is forgotten with the process.
 """
 
 from protocol.errors import RATE_LIMITED

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.streamer.quotas import Quotas
+from actors.quotas import Quotas
 from protocol.messages import CallFailed, Charge, Done, Quota
 
 PER_MINUTE = [Quota("requests", 3, 60.0)]
