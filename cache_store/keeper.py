@@ -98,8 +98,15 @@ class Keeper:
         self._thread.join(seconds)
 
     def hurry(self) -> None:
-        """From now on write as fast as the drive can."""
+        """From now on write as fast as the drive can; after trouble, try again now."""
+        self._retry_at = 0.0
         self._hurry.set()
+        self._writes.call()
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether nothing is written, and won't be for a while."""
+        return not self.writing and (self._refused or time.monotonic() < self._retry_at)
 
     @property
     def model(self) -> tuple[bytes, str] | None:

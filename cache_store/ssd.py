@@ -122,7 +122,7 @@ class SsdStore:
             if nbytes == 0:
                 return True
             rest = until - time.monotonic()
-            if rest <= 0 or self._keeper.model is None or (self.ready and not self._keeper.writing):
+            if rest <= 0 or self._keeper.model is None or self._keeper.in_trouble:
                 return False
             self._keeper.progress.wait(rest)
 

@@ -1,5 +1,6 @@
 """The facade with a real directory: hits by tier, restarts, eviction while writes are under way."""
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -272,6 +273,22 @@ def test_flush_says_what_is_left_and_gives_up_in_time(open_store: Open):
     gate.open.set()
     assert store.flush(10, left.append)
     assert left[-1] == 0
+
+
+def test_flush_tries_once_more_and_does_not_wait_for_a_directory_in_trouble(open_store: Open, tmp_path: Path):
+    directory = tmp_path / "cache"
+    store = open_store(directory=directory)
+    put_chain(store, 1, 2)
+    flush(store)
+    shutil.rmtree(directory)
+    directory.write_bytes(b"no folder")
+    put_chain(store, 2, 2)
+    until(lambda: (store.poll(), not store.stats().ssd.writing)[1])
+    put_chain(store, 3, 2)
+    assert not store.flush(3600)
+    directory.unlink()
+    flush(store)
+    assert directory.is_dir()
 
 
 @settings(max_examples=25, deadline=None)
