@@ -88,10 +88,10 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def running_servers() -> list[ServerRecord]:
-    """Records of all servers of this user whose process lives, by name."""
+def running_servers(root: Path | None = None) -> list[ServerRecord]:
+    """Records of all servers of this user whose process lives, by name: those in `root`, our own `run_root` if None."""
     found = []
-    for path in sorted(run_root().glob("*.json")):
+    for path in sorted((root or run_root()).glob("*.json")):
         try:
             record = msgspec.convert(json.loads(path.read_bytes()), ServerRecord)
         except (OSError, ValueError, msgspec.ValidationError):
@@ -138,14 +138,17 @@ def find_endpoint(name: str | None = None, endpoint: str | None = None) -> str:
 def find_successor(endpoint: str, name: str | None = None) -> str:
     """Where the server that was at `endpoint` can be reached now: its streamer gets a new endpoint when it is replaced.
 
-    A server called `name` may also have been started anew. Raises ServerNotFound.
+    Its record lies beside its run directory, which may be under another CALLBOARD_HOME than ours. A server called
+    `name` may also have been started anew. Raises ServerNotFound.
     """
     path = endpoint.removeprefix("ipc://")
     if path == endpoint:
         return endpoint
-    for record in running_servers():
-        if record.run_dir == os.path.dirname(path):
-            return record.endpoint
+    run_dir = os.path.dirname(path)
+    for root in (None, Path(run_dir).parent):
+        for record in running_servers(root):
+            if record.run_dir == run_dir:
+                return record.endpoint
     if name is not None:
         return find_server(name).endpoint
     raise ServerNotFound("server_not_found", f"the server at {endpoint} is gone")

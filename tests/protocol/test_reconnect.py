@@ -163,3 +163,17 @@ def test_the_successor_is_found_by_run_directory(start):
     with pytest.raises(ServerNotFound):
         find_successor("ipc:///elsewhere/streamer-1")
     assert find_successor("ipc:///elsewhere/streamer-1", "fake") == second.endpoint
+
+
+def test_the_successor_is_found_under_another_home(start, monkeypatch, tmp_path):
+    first = start()
+    second = start()
+    run_dir = tmp_path / "other" / "run" / "1234abcd"
+    run_dir.mkdir(parents=True)
+    (record,) = run_root().glob("*.json")
+    text = record.read_text().replace(os.path.dirname(second.endpoint.removeprefix("ipc://")), str(run_dir))
+    (run_dir.parent / "fake.json").write_text(text)
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / "ours"))
+    assert find_successor(f"ipc://{run_dir}/streamer-1") == f"ipc://{run_dir}/{second.endpoint.rpartition('/')[2]}"
+    with pytest.raises(ServerNotFound):
+        find_successor(first.endpoint)
