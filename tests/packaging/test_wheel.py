@@ -6,6 +6,7 @@ added this way, so the editable install there stays out of sight; `test_runs_wha
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,8 @@ ROOMS = ("actors", "cache_store", "protocol", "server")
 
 
 def run(command: Sequence[str | Path], cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=own, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 
