@@ -153,16 +153,11 @@ class _Instead(argparse.Action):
         parser.error(f"{option_string} is not taken here; use {self._use}")
 
 
-class _Model(argparse.Action):
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        namespace.named_models = [*getattr(namespace, "named_models", []), values]
-
-
 def add_other_flags(parser: argparse.ArgumentParser) -> None:
     """Accept them, those aside that the parser has of its own."""
     known = {flag for action in parser._actions for flag in action.option_strings}
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    parser.add_argument("--model", action=_Model, dest="named_models", **hidden)
+    parser.add_argument("--model", action="append", dest="named_models", **hidden)
     for flag, meaning in FLAGS.items():
         if flag in known:
             continue

@@ -41,6 +41,7 @@ class Positions:
         self.longest = int(lengths.max()) + 1  # with the new token
         self.before = mx.array(lengths.astype(np.int32))
         self.after = self.before + 1
+        self.places: mx.array | int = self.before if self.same is None else self.same
         self.slots = mx.arange(self.rows)
         self.column = self.before[:, None, None, None]
         self._masks: dict[tuple[int | None, int, int], mx.array] = {}
@@ -214,7 +215,7 @@ class SlotKV(_PlanarCache):
         """Take one token per row, (rows, heads, 1, width); returns all keys and values up to the longest row."""
         at, planes = self._at, self._planes
         planes.like([keys, values])
-        planes.put(at, at.before if at.same is None else at.same, [keys, values])
+        planes.put(at, at.places, [keys, values])
         self._written = True
         k, v = planes.view(at.rows, at.longest)
         return k, v
@@ -313,7 +314,7 @@ class SlotQuantizedKV(_PlanarCache):
             part for plain in (keys, values) for part in mx.quantize(plain, group_size=self.group_size, bits=self.bits)
         ]
         planes.like(news)
-        planes.put(at, at.before if at.same is None else at.same, news)
+        planes.put(at, at.places, news)
         self._written = True
         parts = planes.view(at.rows, at.longest)
         return (parts[0], parts[1], parts[2]), (parts[3], parts[4], parts[5])

@@ -189,11 +189,9 @@ class Recovery:
         if suspect.alone:
             return [first]
         kind = suspect.decoder
-        alike = [rid for rid, entry in self._suspect_entries() if entry.decoder == kind and not entry.alone]
+        entries = [(rid, self._entries[rid]) for rid in self._suspects]
+        alike = [rid for rid, entry in entries if entry.decoder == kind and not entry.alone]
         return alike[: self._decoders_together if kind else self._together]
-
-    def _suspect_entries(self) -> Iterable[tuple[int, _Entry]]:
-        return ((rid, self._entries[rid]) for rid in self._suspects)
 
     @staticmethod
     def _may_go_back(entry: _Entry) -> bool:
