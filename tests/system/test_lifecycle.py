@@ -14,6 +14,7 @@ from bench.ask import get, post
 from bench.harness import RunningServer, StartFailed, callboard, wait_until
 from protocol import Client
 from protocol.errors import CallboardError, RequestFailed, RequestRejected
+from server.cli import main
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
@@ -37,8 +38,11 @@ def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(tiny_model: Pa
         assert not list((server.home / "run").iterdir())
 
 
-def test_a_second_sigterm_stops_at_once(tiny_model: Path):
-    with RunningServer(tiny_model) as server, Client(endpoint=server.endpoint) as client:
+def test_stop_now_sends_a_second_sigterm_which_stops_at_once(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    drain = ("--drain-timeout", "600")  # beyond the time of a test
+    with RunningServer(tiny_model, *drain) as server, Client(endpoint=server.endpoint) as client:
         stream = client.generate(ids=[700, 800], max_tokens=60_000, **GREEDY)
         next(stream)
         errors: list[CallboardError] = []
@@ -51,9 +55,9 @@ def test_a_second_sigterm_stops_at_once(tiny_model: Path):
 
         reader = threading.Thread(target=read)
         reader.start()
-        server.terminate()
-        wait_until(lambda: server.health()["status"] == "draining", 5, "health says draining")
-        server.terminate()
+        monkeypatch.setenv("CALLBOARD_HOME", str(server.home))
+        assert main(["stop", "--now"]) == 0
+        assert capsys.readouterr().out == f"{server.name} was stopped\n"
         server.wait(5)
         reader.join(5)
         assert [type(error) for error in errors] == [RequestFailed]
@@ -70,6 +74,28 @@ def test_the_drain_ends_when_its_time_is_over(tiny_model: Path):
             stream.text()
         assert failure.value.code == "server_stopped"
         assert server.wait(5) == 0
+
+
+def test_a_single_model_comes_and_goes_by_commands(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    options = ("--preload", "", "--idle-ttl", "900", "--served-model-name", "only", "--memory-limit", "3GB")
+    with RunningServer(tiny_model, *options) as server:
+        monkeypatch.setenv("CALLBOARD_HOME", str(server.home))
+
+        def run(*arguments: str) -> str:
+            assert main([*arguments]) == 0
+            return capsys.readouterr().out
+
+        [held] = server.health()["models"]
+        assert (held["name"], held["state"], held["claim"], held["loads"]) == ("only", "unloaded", 3 << 30, 0)
+        assert run("load", "only", "--name", server.name).startswith("only is ready (")
+        answer = post(f"{server.url}/v1/completions", {"model": "only", "prompt": "a", "max_tokens": 1})
+        assert answer.status == 200
+        assert run("unload", "only").startswith("only is unloaded (")
+        assert run("stop", server.name) == f"{server.name} was stopped\n"
+        assert server.wait(5) == 0
+        assert server.leftover() == []
 
 
 def fails_to_start(model: Path | str, *arguments: str, port: int = 0) -> str:
