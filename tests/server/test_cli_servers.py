@@ -47,7 +47,7 @@ def test_a_server_that_stays_is_told(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_one_that_nobody_has_reaped_has_stopped():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
         process = psutil.Process(child.pid)
         assert cli_servers._wait_gone(process, 0.0)
         assert child.stdin is not None

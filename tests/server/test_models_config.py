@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from server.cli_serve import cast_config
 from server.models_config import ModelEntry, is_alone, read_models
 from server.settings import ServeSettings, SettingsError
 
@@ -42,6 +43,11 @@ def test_one_model_needs_no_house_and_none_is_refused():
     assert not is_alone(["demo"], ServeSettings(models_config="models.toml"))
     with pytest.raises(SettingsError, match="name a model"):
         is_alone([], ServeSettings())
+
+
+def test_the_memory_for_all_models_is_that_of_the_only_one():
+    for settings in (ServeSettings(models_memory=5), ServeSettings(memory_limit=5, models_memory=7)):
+        assert cast_config(settings, "x", Path(), {}, Path()).memory_limit == 5
 
 
 @pytest.mark.parametrize("settings", [{"idle_ttl": 60.0}, {"preload": []}])

@@ -79,8 +79,8 @@ def test_the_drain_ends_when_its_time_is_over(tiny_model: Path):
 def test_a_single_model_comes_and_goes_by_commands(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    options = ("--preload", "", "--idle-ttl", "900", "--served-model-name", "only", "--memory-limit", "3GB")
-    with RunningServer(tiny_model, *options) as server:
+    options = ("--lazy-load-model", "--auto-unload-idle-seconds", "900", "--memory-budget-gb", "3")
+    with RunningServer(tiny_model, *options, "--served-model-name", "only") as server:
         monkeypatch.setenv("CALLBOARD_HOME", str(server.home))
 
         def run(*arguments: str) -> str:
@@ -88,7 +88,8 @@ def test_a_single_model_comes_and_goes_by_commands(
             return capsys.readouterr().out
 
         [held] = server.health()["models"]
-        assert (held["name"], held["state"], held["claim"], held["loads"]) == ("only", "unloaded", 3 << 30, 0)
+        assert (held["name"], held["state"], held["loads"]) == ("only", "unloaded", 0)
+        assert (held["claim"], held["idle_ttl"]) == (3 << 30, 900)
         assert run("load", "only", "--name", server.name).startswith("only is ready (")
         answer = post(f"{server.url}/v1/completions", {"model": "only", "prompt": "a", "max_tokens": 1})
         assert answer.status == 200

@@ -70,12 +70,6 @@ def test_ollama_asks_for_either(house: RunningServer):
         assert client.show("beta").capabilities == ["completion", "tools"]
 
 
-@pytest.mark.parametrize("line", [line for line in curl_lines() if SEVERAL in line])
-def test_curl_lines_about_several_models_work(house: RunningServer, line: str):
-    status, body = run_curl(line, house.url)
-    assert status == 200, body
-
-
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -96,7 +90,7 @@ def test_commands(house: RunningServer, run: Run):
     assert run("pin", "alpha")[1].startswith("alpha is ready, pinned")
     assert run("unload", "alpha") == (1, "", "callboard: alpha is pinned; unpin it first\n")
     assert run("unpin", "alpha")[1].startswith("alpha is ready (")
-    assert run("load", "alpha")[:2] == (0, "alpha is ready (0.0 s)\n")
+    assert run("load", "alpha")[1].startswith("alpha is ready (")
     shown = run("ps")[1]
     for text in ("2 models", "alpha", "beta", house.url):
         assert text in shown
@@ -144,6 +138,12 @@ def test_bench_says_which_model_it_measures(run: Run, tmp_path: Path):
     assert json.loads((tmp_path / "bench.json").read_bytes())["model"] == "beta"
     code, _, complaint = run("bench", "demo", "--model", "beta", *few)
     assert (code, "--model is for a running server" in complaint) == (1, True)
+
+
+@pytest.mark.parametrize("line", [line for line in curl_lines() if SEVERAL in line])
+def test_curl_lines_about_several_models_work(house: RunningServer, line: str):
+    status, body = run_curl(line, house.url)
+    assert status == 200, body
 
 
 def test_an_unknown_model_is_named_with_those_there_are(house: RunningServer):
