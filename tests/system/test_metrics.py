@@ -1,8 +1,13 @@
 """The figures of a real server: every HTTP worker tells the same, and they agree with what clients got."""
 
+import shutil
+
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.checks import metrics
+from bench.checks.report import Report
 from bench.harness import RunningServer, wait_until
 from protocol import Client
 
@@ -63,3 +68,14 @@ def test_processes_are_watched(server: RunningServer):
     for name in server.pids():
         assert f'callboard_actor_up{{actor="{name}",model="tiny"}} 1.0' in text
         assert f'callboard_actor_memory_bytes{{actor="{name}",model="tiny"}} 0.0' not in text
+
+
+def test_they_are_documented(server: RunningServer, report: Report):
+    metrics.documented(report, server)
+    assert report.failures == []
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_promtool_finds_nothing(server: RunningServer, report: Report):
+    metrics.clean(report, server)
+    assert report.failures == []
