@@ -16,7 +16,7 @@ def test_some_schemas_on_the_demo_model(demo_server: RunningServer, report: Repo
 @pytest.mark.timeout(120)
 def test_rows_with_every_mix_of_options(server: RunningServer, report: Report):
     which = [*range(0, structured.MIXES, 5)]
-    # Requests that come later than others take more steps; rows that were not in the batch would take ten times as many.
+    # Requests that come later than others take more steps; rows outside the batch would take ten times as many.
     structured.mixed_options(report, server, which, 24, 0.0, rounds=1, alone=3, most_steps=4.0)
     assert report.failures == []
 
