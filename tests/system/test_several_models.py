@@ -1,12 +1,17 @@
-"""A server of two models: client libraries at once, commands and curl lines."""
+"""A server of two models: client libraries at once, commands and curl lines, and what of a key's limits outlives it."""
 
 import io
 import json
+import os
 import shutil
+import signal
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ollama
+import psutil
 import pytest
 
 from bench.ask import post
@@ -14,7 +19,8 @@ from bench.checks import metrics, models, several_clients
 from bench.checks.clients import openai_client
 from bench.checks.report import Report
 from bench.curl_lines import SEVERAL, curl_lines, run_curl
-from bench.harness import RunningServer, is_running
+from bench.harness import RunningServer, is_running, wait_until
+from bench.houses import house_of
 from protocol.errors import MODEL_NOT_FOUND, RequestRejected
 from server.cli import main
 
@@ -161,3 +167,38 @@ def test_its_metrics_are_documented(house: RunningServer, report: Report):
 def test_promtool_finds_nothing_in_its_metrics(house: RunningServer, report: Report):
     metrics.clean(report, house)
     assert report.failures == []
+
+
+def test_a_house_that_is_killed_while_it_charges_a_key_ends_whole_and_begins_anew(tiny_model: Path, tmp_path: Path):
+    (tmp_path / "keys.toml").write_text('[alice]\nkey = "of alice"\nrequests_per_hour = 3\n')
+    home = Path(tempfile.mkdtemp(prefix="cb-", dir="/tmp"))
+    arguments = ("--preload", "", "--api-key-file", str(tmp_path / "keys.toml"))
+
+    def start() -> RunningServer:
+        return house_of({"alpha": tiny_model, "beta": tiny_model}, *arguments, name="charged", home=home)
+
+    def ask(server: RunningServer) -> int:
+        """A request that is wrong in itself, and counts all the same."""
+        return post(f"{server.url}/v1/completions", {}, headers={"authorization": "Bearer of alice"}).status
+
+    try:
+        with start() as server, ThreadPoolExecutor(1) as pool:
+            assert [ask(server) for _ in range(2)] == [400, 400]
+            pids = server.pids()
+            worker = psutil.Process(pids["http0"])
+            os.kill(pids["supervisor"], signal.SIGSTOP)
+            asked = pool.submit(ask, server)
+            wait_until(lambda: bool(_clients(worker)), 20, "the request is there, and its charge is not answered")
+            os.kill(pids["supervisor"], signal.SIGKILL)
+            with pytest.raises(OSError, match=r"(?i)clos|reset|refused"):
+                asked.result(20)
+            wait_until(lambda: not server.leftover(), 20, "no process is left")
+        with start() as server:
+            assert [ask(server) for _ in range(4)] == [400, 400, 400, 429]
+            assert len([path for path in (home / "run").iterdir() if path.is_dir()]) == 1
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _clients(worker: psutil.Process) -> list[object]:
+    return [one for one in worker.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED]
