@@ -25,7 +25,7 @@ VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate conn
   prefix-hits prefix-chat prefix-cost prefix-itl prefix-same prefix-same-demo prefix-kill prefix-trouble \
   clients clients-at-once latency node fair-clients retries schemas mixed-options compiling texts fuzz check \
   parity-256 engine-busy streams-512 harness compare rooms block-kills block-damage \
-  block-disk dashboard dashboard-figures dashboard-cost kv-events doctor models soak
+  block-disk dashboard dashboard-figures dashboard-cost metrics kv-events doctor models soak
 VERIFY_LONG := soak compare
 
 .PHONY: help setup blas serve chat test verify soak check format bench compare client-wheel clean FORCE

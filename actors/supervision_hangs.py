@@ -36,9 +36,11 @@ class StepWatch:
 
     def answered(self, stats: EngineStats, asked: float, now: float) -> None:
         """The engine answered a probe of the time `asked` (0 when none was open) with its load."""
-        if asked and stats.step != self._stats.step and self._stats.step:
+        # An engine that took longer than its deadline would have been ended: then it was we who stood still.
+        took = now - asked if asked else 0.0
+        if 0 < took <= self.deadline and stats.step != self._stats.step and self._stats.step:
             for phase in {phase_of(self._stats), phase_of(stats)}:
-                self._slowest[phase] = max(self._slowest.get(phase, 0.0), now - asked)
+                self._slowest[phase] = max(self._slowest.get(phase, 0.0), took)
         if stats.step != self._stats.step or phase_of(stats) == IDLE or phase_of(self._stats) == IDLE:
             self._since = now
         self._stats = stats

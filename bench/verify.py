@@ -23,6 +23,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.ask import post
 from bench.checks import (
     answers,
     block_disk,
@@ -48,6 +49,7 @@ from bench.checks import (
     loads,
     loop,
     lora,
+    metrics,
     models,
     neighbours,
     node,
@@ -275,6 +277,16 @@ def clients_at_once(report: Report) -> None:
     report.measured("loads", loads)
 
 
+def shown_metrics(report: Report) -> None:
+    """The metrics of a server of one model and of one of two, with figures in them."""
+    two = {"alpha": tiny_model(), "beta": other_tiny(101)}
+    with RunningServer(tiny_model(), name="one") as one, house_of(two, name="two") as house:
+        for server in (one, house):
+            post(f"{server.url}/v1/completions", {"prompt": "Hi", "max_tokens": 3})
+            metrics.documented(report, server)
+            metrics.clean(report, server)
+
+
 def events_of_blocks(report: Report) -> None:
     """A subscriber follows a server's prefix blocks."""
     port = kv_events.two_free_ports()
@@ -421,6 +433,7 @@ CHECKS: dict[str, Check] = {
         "2",
     ),
     "dashboard-cost": on_tiny(lambda report, server: dashboard_cost.cost(report, server, streams=128, seconds=6.0)),
+    "metrics": shown_metrics,
     "kv-events": events_of_blocks,
     "doctor": lambda report: doctor.doctor(report, tiny_model()),
     "models": several_models,

@@ -46,7 +46,7 @@ class Backend:
         self._client_epoch = 0
         self._was_connected = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connecting = False
+        self._connecting = ""  # endpoint of the streamer that is being connected to
 
     @property
     def model(self) -> str:
@@ -124,9 +124,9 @@ class Backend:
         streamer = _streamer(state)
         if streamer is None or streamer.state == "dead" or streamer.epoch != self._client_epoch:
             self._drop_client(ServerLost(SERVER_LOST, "the streamer died; this stream is lost"))
-        wanted = self._client is None and not self._connecting and self._stopped is None
-        if wanted and streamer is not None and streamer.state == "ready":
-            self._connecting = True
+        wanted = self._client is None and self._stopped is None
+        if wanted and streamer is not None and streamer.state == "ready" and streamer.endpoint != self._connecting:
+            self._connecting = streamer.endpoint  # an attempt at one that hung takes seconds to fail
             self.spawn(self._connect(streamer))
         self.on_change()
 
@@ -157,7 +157,8 @@ class Backend:
             log.warning("no connection to the streamer", streamer_epoch=streamer.epoch, error=error.message)
             return
         finally:
-            self._connecting = False
+            if self._connecting == streamer.endpoint:
+                self._connecting = ""
         now = _streamer(self.state)
         if lost or self._stopped is not None or now is None or now.epoch != streamer.epoch or now.state == "dead":
             await client.close()

@@ -39,7 +39,10 @@ def _parser() -> argparse.ArgumentParser:
 
     chat = commands.add_parser("chat", help="chat in the terminal with a running server, or start one")
     chat.add_argument(
-        "model", metavar="MODEL", nargs="?", default="demo", help="what to serve when no server runs (demo)"
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="which model of the running server (its first), or what to serve when none runs (demo)",
     )
     chat.add_argument("--name", help="name of the running server to talk to")
     chat.add_argument("--system", help="system message to begin with")

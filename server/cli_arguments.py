@@ -53,6 +53,7 @@ def add_other_commands(commands: "argparse._SubParsersAction[argparse.ArgumentPa
     bench = commands.add_parser("bench", help="measure a running server, or one started for it")
     bench.add_argument("model", metavar="MODEL", nargs="?", help="serve this model for it")
     bench.add_argument("--name", help="name of the running server to measure (default: the only one)")
+    bench.add_argument("--model", dest="wanted", metavar="MODEL", help="which of its models (default: the first)")
     bench.add_argument("--prompts", type=_numbers, default=PROMPTS, metavar="N,…", help="lengths of prompts, in tokens")
     bench.add_argument("--batches", type=_numbers, default=BATCHES, metavar="N,…", help="streams at once")
     bench.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens per stream (default: 64)")

@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from protocol import Client
-from protocol.endpoints import running_servers
+from protocol.endpoints import find_server, running_servers
 from protocol.errors import CallboardError
+from server.cli_held import held_models
 
 
 class Speed(msgspec.Struct):
@@ -63,6 +64,9 @@ def bench(args: argparse.Namespace) -> int:
     """Measure. 0 when all went well, 1 with the cause otherwise."""
     from server.cli_chat import start_server
 
+    if args.model and args.wanted:
+        print("callboard: --model is for a running server; MODEL is served alone", file=sys.stderr)
+        return 1
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
     own: subprocess.Popen[bytes] | None = None
     name = args.name
@@ -70,8 +74,10 @@ def bench(args: argparse.Namespace) -> int:
         if args.model or (name is None and not running_servers() and not os.environ.get("CALLBOARD_ENDPOINT")):
             name = f"bench-{os.getpid()}"
             own = start_server(args.model or "demo", name, console)
-        with Client(name) as client:
-            results = measure(client, args.prompts, args.batches, args.tokens, console)
+        with Client(name, model=args.wanted) as client:
+            if not args.wanted:
+                _tell_of_others(name, console)
+            results = measure(client, args.wanted, args.prompts, args.batches, args.tokens, console)
     except CallboardError as error:
         print(f"callboard: {error}", file=sys.stderr)
         return 1
@@ -87,10 +93,26 @@ def bench(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(client: Client, prompts: Sequence[int], batches: Sequence[int], tokens: int, console: Console) -> Results:
-    """Everything, one after the other. Raises CallboardError."""
+def _tell_of_others(name: str | None, console: Console) -> None:
+    """Say so when the server has several models, of which the first is measured."""
+    if name is None and os.environ.get("CALLBOARD_ENDPOINT"):
+        return
+    first, *others = [held.name for held in held_models(find_server(name))] or [""]
+    if others:
+        console.print(f"Measuring {first}; --model takes another: {', '.join(others)}", markup=False)
+
+
+def measure(
+    client: Client,
+    adapter: str | None,
+    prompts: Sequence[int],
+    batches: Sequence[int],
+    tokens: int,
+    console: Console,
+) -> Results:
+    """Everything, one after the other, of the client's model or this adapter of it. Raises CallboardError."""
     [card] = client.models()[:1]
-    results = Results(card.name)
+    results = Results(adapter if adapter in card.adapters else card.name)
     draw = random.Random()
 
     def made(length: int) -> list[int]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,13 +22,16 @@ def chat(args: argparse.Namespace) -> int:
     """Talk until the end of input. 0 after an orderly end, 1 when there is no server to talk to."""
     console = Console(highlight=False)
     own: subprocess.Popen[bytes] | None = None
-    name = args.name
+    name, model = args.name, args.model
     try:
         if name is None and not running_servers() and not os.environ.get("CALLBOARD_ENDPOINT"):
             name = f"chat-{os.getpid()}"
-            own = start_server(args.model, name, console)
-        with Client(name) as client:
-            models = ", ".join(card.name for card in client.models())
+            own = start_server(model or "demo", name, console)
+            model = None
+        if model and Path(model).is_dir():  # which is served by the folder's name
+            model = Path(model).resolve().name
+        with Client(name, model=model) as client:
+            models = model or ", ".join(card.name for card in client.models())
             console.print(f"[dim]{models}: /reset forgets the chat, Ctrl-C stops an answer, Ctrl-D ends[/dim]")
             _talk(client, args, console)
     except CallboardError as error:

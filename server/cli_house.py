@@ -55,7 +55,7 @@ def make_plan(entries: list[ModelEntry], device: str, settings: ServeSettings) -
 
     Raises CannotServe when none can be used, or what was said of them doesn't fit together.
     """
-    budget = settings.models_memory or default_budget()
+    budget = settings.models_memory or settings.memory_limit or default_budget()
     models: list[Model] = []
     configs: dict[str, CastConfig] = {}
     for entry in entries:
@@ -74,7 +74,7 @@ def make_plan(entries: list[ModelEntry], device: str, settings: ServeSettings) -
         models.append(
             Model(
                 name,
-                entry.memory or default_claim(weights, budget),
+                entry.memory or (budget if len(entries) == 1 else default_claim(weights, budget)),
                 tuple(entry.aliases),
                 tuple(adapters),
                 entry.pin,
@@ -117,8 +117,9 @@ def print_welcome(url: str, name: str, residency: Residency, table: Supervision)
     """Say where the server listens, what it serves, and how to try it."""
     console = Console(highlight=False, soft_wrap=True)
     workers = "  ".join(f"{slot.name} {slot.pid}" for slot in table.slots)
-    first = next(iter(residency.places))
-    console.print(f"[bold]Callboard[/bold] serves {len(residency.places)} models within {size(residency.budget)}")
+    first, count = next(iter(residency.places)), len(residency.places)
+    models = "1 model" if count == 1 else f"{count} models"
+    console.print(f"[bold]Callboard[/bold] serves {models} within {size(residency.budget)}")
     for place in residency.places.values():
         note = f", {place.message or place.model.broken}" if place.message or place.model.broken else ""
         pinned = ", pinned" if place.pinned else ""

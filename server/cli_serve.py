@@ -147,7 +147,7 @@ def cast_config(
         kv_group_size=settings.kv_group_size,
         decode_fairness=settings.decode_fairness,
         decode_stall_target_ms=settings.decode_stall_target_ms,
-        memory_limit=settings.memory_limit,
+        memory_limit=settings.memory_limit or settings.models_memory,
         prefix_cache=settings.prefix_cache,
         cache_memory_mb=settings.cache_memory_mb,
         cache_memory_percent=settings.cache_memory_percent,

@@ -75,7 +75,7 @@ def ps() -> int:
     for record in records:
         counts, seconds, memory, models = load_of(record)
         load = map(str, counts) if counts is not None else ["-"] * 3
-        model = f"{len(models)} models" if models else record.model
+        model = f"{len(models)} models" if len(models) > 1 else record.model
         table.add_row(record.name, model, record.http, str(record.pid), age(seconds), *load, size(memory))
         if models:
             tables.append(models_table(models, f"models of {record.name}"))
@@ -100,11 +100,23 @@ def _stop(record: ServerRecord, now: bool) -> int:
         if now:
             time.sleep(POLL)  # two signals at once would be taken for one
             os.kill(record.pid, signal.SIGTERM)
-        process.wait(record.stop_time + LEAVE_TIME)
+        error = _wait_gone(process, record.stop_time + LEAVE_TIME)
     except (psutil.NoSuchProcess, ProcessLookupError):
-        pass
-    except (psutil.TimeoutExpired, OSError) as error:
+        error = ""
+    except OSError as refused:
+        error = str(refused)
+    if error:
         print(f"callboard: {record.name} (pid {record.pid}) did not stop: {error}", file=sys.stderr)
         return 1
     print(f"{record.name} was stopped")
     return 0
+
+
+def _wait_gone(process: psutil.Process, seconds: float) -> str:
+    """Wait until it has ended, whether or not its parent has taken note. Returns what is wrong when it has not."""
+    until = time.monotonic() + seconds
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > until:
+            return f"it still runs after {seconds:g} s"
+        time.sleep(POLL)
+    return ""

@@ -51,14 +51,21 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
 
 def is_alone(models: list[str], settings: ServeSettings) -> bool:
-    """Whether one model is served, without a house. Raises SettingsError when none is named."""
+    """Whether one model is served, without a house: it is loaded from the start to the end. Raises SettingsError when
+    none is named."""
     if not models and not settings.models_config:
         raise SettingsError("name a model to serve, or several, or give --models-config FILE")
+    return _is_single(models, settings) and not settings.idle_ttl and settings.preload is None
+
+
+def _is_single(models: list[str], settings: ServeSettings) -> bool:
     return len(models) == 1 and not settings.models_config
 
 
 def read_models(models: list[str], settings: ServeSettings) -> list[ModelEntry]:
     """All models to serve, in order. Raises SettingsError."""
+    if _is_single(models, settings):  # which comes and goes, and to which all that a single one may have applies
+        return [ModelEntry(settings.served_model_name, models[0], settings, memory=settings.memory_limit)]
     defaults = ServeSettings()
     for name, instead in ALONE.items():
         if getattr(settings, name) != getattr(defaults, name):

@@ -9,12 +9,15 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import psutil
+
 
 class Same(NamedTuple):
-    """The flag sets our option `name`; `change` makes our value of its, a switch has the value `value`."""
+    """The flag sets our option `name`; `change` makes our value of its (None: ours without the flag), a switch has the
+    value `value`."""
 
     name: str
-    change: Callable[[str], str] = str
+    change: Callable[[str], str | None] = str
     value: str | None = None
 
 
@@ -25,41 +28,58 @@ class Always(NamedTuple):
 
 
 class Instead(NamedTuple):
-    """The flag can't be had; `use` says what to use. `takes` says whether a value follows."""
+    """The flag can't be had; `use` says what to use. `takes` says whether a value follows, and `unless` names values
+    that ask for what is always so."""
 
     use: str
     takes: bool = True
+    unless: tuple[str, ...] = ()
 
 
-def _bytes_in_mb(text: str) -> str:
-    return str(int(text) >> 20)
-
-
-def _mb(text: str) -> str:
-    """A size such as 8GB in MB."""
+def _size(text: str) -> int:
+    """Bytes of a size such as 8GB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
     if match is None:
         raise ValueError(f"{text!r} is no size; write it like 8GB")
-    return str(int(float(match[1]) * 1024.0 ** (" kmgt".index(match[2] or " ")) / 1024**2))
+    return int(float(match[1]) * 1024.0 ** " kmgt".index(match[2] or " "))
 
 
-def _gb(text: str) -> str:
-    return f"{int(_mb(text)) * 1024**2 / 1e9:g}"
+def _memory(text: str) -> int:
+    """Bytes of a size, or of a part of this machine's memory such as 20%."""
+    percent = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    return int(float(percent[1]) / 100 * psutil.virtual_memory().total) if percent else _size(text)
+
+
+def _in_mb(text: str) -> str:
+    return str(_memory(text) >> 20)
+
+
+def _in_gb(text: str) -> str | None:
+    return None if text.lower() == "auto" else f"{_size(text) / 1e9:g}"
+
+
+def _budget(text: str) -> str | None:
+    return None if text.lower() in ("auto", "disabled") else f"{_memory(text)}B"
 
 
 _DEFAULTS = Instead("the request's own option, or the model's generation_config.json")
 _AUTO = Always(takes=True)  # found out from the model
+_NO_DRAFTS = "nothing: there is no speculative decoding"
+_NO_IMAGES = "a text model: images are not served yet"
+_NO_AUDIO = "another server for audio: it is not served here"
+_NO_SKIPPING = "nothing: all tokens of a prompt are computed, and those of a known prefix only once"
+_BY_BYTES = Instead("--cache-memory-mb: prefixes are kept by bytes, not by number")
 
 FLAGS: dict[str, Same | Always | Instead] = {
     # mlx_lm.server
-    "--draft-model": Instead("nothing: there is no speculative decoding"),
-    "--num-draft-tokens": Instead("nothing: there is no speculative decoding"),
+    "--draft-model": Instead(_NO_DRAFTS),
+    "--num-draft-tokens": Instead(_NO_DRAFTS),
     "--pipeline": Instead("nothing: a model runs on one machine", takes=False),
     "--allowed-origins": Same("allow_origins"),
     "--decode-concurrency": Same("max_num_seqs"),
     "--prompt-concurrency": Always(takes=True),
-    "--prompt-cache-bytes": Same("cache_memory_mb", _bytes_in_mb),
-    "--prompt-cache-size": Instead("--cache-memory-mb: prefixes are kept by bytes, not by number"),
+    "--prompt-cache-bytes": Same("cache_memory_mb", _in_mb),
+    "--prompt-cache-size": _BY_BYTES,
     "--temp": _DEFAULTS,
     "--top-p": _DEFAULTS,
     "--top-k": _DEFAULTS,
@@ -74,7 +94,7 @@ FLAGS: dict[str, Same | Always | Instead] = {
     "--no-memory-aware-cache": Always(),
     "--enable-prefix-cache": Same("prefix_cache", value="true"),
     "--disable-prefix-cache": Same("prefix_cache", value="false"),
-    "--prefix-cache-size": Instead("--cache-memory-mb: prefixes are kept by bytes, not by number"),
+    "--prefix-cache-size": _BY_BYTES,
     "--paged-cache-block-size": Always(takes=True),
     "--max-cache-blocks": Instead("--cache-memory-mb"),
     "--prefill-batch-size": Always(takes=True),
@@ -101,17 +121,61 @@ FLAGS: dict[str, Same | Always | Instead] = {
     ),
     "--rerank-model": Instead('task = "rerank" for a model in --models-config, or callboard serve MODEL --task rerank'),
     "--mcp-config": Instead("tools in the request"),
-    "--mllm": Instead("a text model: images are not served yet", takes=False),
+    "--mllm": Instead(_NO_IMAGES, takes=False),
     "--offline": Instead("the environment: HF_HUB_OFFLINE=1", takes=False),
+    "--memory-budget-gb": Same("models_memory"),
+    "--auto-unload-idle-seconds": Same("idle_ttl"),
+    "--lazy-load-model": Same("preload", value=""),
+    "--enable-mtp": Instead(_NO_DRAFTS, takes=False),
+    "--mtp-num-draft-tokens": Instead(_NO_DRAFTS),
+    "--mtp-optimistic": Instead(_NO_DRAFTS, takes=False),
+    "--specprefill": Instead(_NO_SKIPPING, takes=False),
+    "--specprefill-threshold": Instead(_NO_SKIPPING),
+    "--specprefill-keep-pct": Instead(_NO_SKIPPING),
+    "--specprefill-backbone-pct": Instead(_NO_SKIPPING),
+    "--specprefill-draft-model": Instead(_NO_SKIPPING),
+    "--prefix-trie-cache": Same("prefix_cache", value="true"),
+    "--prefix-trie-cache-size": _BY_BYTES,
+    "--prefix-trie-cache-memory-mb": Same("cache_memory_mb"),
+    "--mllm-prefill-step-size": Instead(_NO_IMAGES),
+    "--mllm-draft-model": Instead(_NO_DRAFTS),
+    "--mllm-draft-kind": Instead(_NO_DRAFTS),
+    "--mllm-draft-block-size": Instead(_NO_DRAFTS),
+    "--default-mllm-draft": Instead(_NO_DRAFTS, takes=False),
+    "--default-presence-penalty": Instead("presence_penalty in the request"),
+    "--default-repetition-penalty": _DEFAULTS,
+    "--default-thinking-token-budget": Instead("thinking_token_budget in the request"),
+    "--embedding-max-length": Instead("nothing: an input may fill the model's context", unless=("auto",)),
+    "--embedding-overflow-policy": Instead("nothing: an input that is too long is refused", unless=("error",)),
+    "--download-timeout": Instead("the environment: HF_HUB_DOWNLOAD_TIMEOUT"),
+    "--download-retries": Always(takes=True),
+    "--max-audio-upload-mb": Instead(_NO_AUDIO),
+    "--max-tts-input-chars": Instead(_NO_AUDIO),
     # oMLX
     "--max-concurrent-requests": Same("max_num_seqs"),
-    "--hot-cache-max-size": Same("cache_memory_mb", _mb),
+    "--hot-cache-max-size": Same("cache_memory_mb", _in_mb),
     "--paged-ssd-cache-dir": Same("ssd_cache_dir"),
-    "--paged-ssd-cache-max-size": Same("ssd_cache_max_gb", _gb),
+    "--paged-ssd-cache-max-size": Same("ssd_cache_max_gb", _in_gb),
     "--initial-cache-blocks": Always(takes=True),
     "--no-cache": Same("prefix_cache", value="false"),
-    "--max-process-memory": Same("memory_limit"),
+    "--max-process-memory": Same("models_memory", _budget),
+    "--max-model-memory": Same("models_memory", _budget),
+    "--memory-guard": Instead("--models-memory GB", unless=("balanced",)),
+    "--memory-guard-gb": Same("models_memory"),
     "--model-dir": Instead("the models themselves: callboard serve FOLDER/A FOLDER/B"),
+    "--pin": Instead("pin = true for a model in --models-config, or callboard pin MODEL"),
+    "--paged-ssd-cache-clear-on-unload": Instead("callboard cache clear", takes=False),
+    "--embedding-batch-size": Always(takes=True),
+    "--sse-keepalive-mode": Instead("nothing: a comment is sent while a stream is silent", unless=("comment",)),
+    "--hf-cache": Always(),
+    "--no-hf-cache": Always(),
+    "--hf-endpoint": Instead("the environment: HF_ENDPOINT"),
+    "--ms-endpoint": Instead("a folder, or a model of the Hugging Face hub"),
+    "--http-proxy": Instead("the environment: HTTP_PROXY"),
+    "--https-proxy": Instead("the environment: HTTPS_PROXY"),
+    "--no-proxy": Instead("the environment: NO_PROXY"),
+    "--ca-bundle": Instead("the environment: SSL_CERT_FILE"),
+    "--base-path": Instead("the environment: CALLBOARD_HOME"),
     # vLLM
     "--enable-prefix-caching": Same("prefix_cache", value="true"),
     "--no-enable-prefix-caching": Same("prefix_cache", value="false"),
@@ -135,8 +199,9 @@ class _Same(argparse.Action):
             value = same.value if same.value is not None else same.change(values)
         except ValueError as error:
             parser.error(f"{option_string}: {error}")
-        if not (same.name == "kv_bits" and same.value and hasattr(namespace, same.name)):  # a switch beside its bits
-            setattr(namespace, same.name, value)
+        if value is None or (same.name == "kv_bits" and same.value and hasattr(namespace, same.name)):
+            return  # ours as it is; a switch beside its bits
+        setattr(namespace, same.name, value)
 
 
 class _Always(argparse.Action):
@@ -145,12 +210,13 @@ class _Always(argparse.Action):
 
 
 class _Instead(argparse.Action):
-    def __init__(self, *args: Any, use: str, **options: Any) -> None:
-        self._use = use
+    def __init__(self, *args: Any, instead: Instead, **options: Any) -> None:
+        self._instead = instead
         super().__init__(*args, **options)
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        parser.error(f"{option_string} is not taken here; use {self._use}")
+        if values not in self._instead.unless:
+            parser.error(f"{option_string} is not taken here; use {self._instead.use}")
 
 
 def add_other_flags(parser: argparse.ArgumentParser) -> None:
@@ -167,5 +233,5 @@ def add_other_flags(parser: argparse.ArgumentParser) -> None:
                 parser.add_argument(flag, action=_Same, same=meaning, nargs=nargs, **hidden)
             case Always(takes=takes):
                 parser.add_argument(flag, action=_Always, nargs=None if takes else 0, **hidden)
-            case Instead(use=use, takes=takes):
-                parser.add_argument(flag, action=_Instead, use=use, nargs=None if takes else 0, **hidden)
+            case Instead(takes=takes):
+                parser.add_argument(flag, action=_Instead, instead=meaning, nargs=None if takes else 0, **hidden)

@@ -218,16 +218,14 @@ OPTIONS: dict[str, Option] = {
     ),
     "log_steps": Option(_boolean, "BOOL", "log what the scheduler decides in each step"),
     "models_config": Option(str, "FILE", "TOML file of models to serve, each loaded when it is asked for"),
-    "models_memory": Option(
-        parse_gigabytes, "GB", "memory for all of several models together (default: what the device has)"
-    ),
+    "models_memory": Option(parse_gigabytes, "GB", "memory for all models together (default: what the device has)"),
     "idle_ttl": Option(
         _number(float, 0, 1e9),
         "S",
         "unload a model after so many seconds without streams; 0 keeps it until others need it",
     ),
     "load_wait": Option(_number(float, 0, 1e6), "S", "seconds a request waits for its model to be loaded"),
-    "preload": Option(_list, "NAME,…", "which of several models to load at start (default: the first)"),
+    "preload": Option(_list, "NAME,…", "which models to load at start (default: the first); '' for none"),
     "timeout": Option(_number(float, 0.001, 1e9), "S", "seconds a request may take at most"),
     "drain_timeout": Option(_number(float, 0, 1e9), "S", "seconds running requests may take after SIGTERM"),
     "start_timeout": Option(_number(float, 1, 1e9), "S", "seconds until the model must be loaded"),

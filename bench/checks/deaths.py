@@ -21,25 +21,25 @@ LIMIT = 5.0  # seconds within which everything has to be over
 ENDLESS = 30_000  # tokens, more than a stream can get before the kill
 
 
-def kill_supervisor(report: Report, server: RunningServer, streams: int) -> None:
-    """SIGKILL the supervisor while streams run over HTTP and ZeroMQ: within 5 s no process of the server is left, and
-    every client got an end."""
+def kill_supervisor(report: Report, server: RunningServer, streams: int, limit: float = LIMIT) -> None:
+    """SIGKILL the supervisor while streams run over HTTP and ZeroMQ: within `limit` seconds no process of the server is
+    left, and every client got an end."""
     server.pids()
-    killed, outcomes, plain_ended, gone = uvloop.run(_kill(server, streams))
+    killed, outcomes, plain_ended, gone = uvloop.run(_kill(server, streams, limit))
     slowest = max(outcome.ended - killed for outcome in outcomes)
     report.measured("streams", len(outcomes))
     report.measured("seconds_until_last_client_ended", round(slowest, 2))
     for reason, count in Counter(outcome.error for outcome in outcomes).items():
         report.measured(f"ended_with_{reason or 'no error'}", count)
     report.expect(all(outcome.error for outcome in outcomes), "every stream ended with an error")
-    report.expect(slowest <= LIMIT, f"every client got its end within {LIMIT:g} s", slowest)
-    report.expect(plain_ended <= LIMIT, "a request without streaming ended too", plain_ended)
+    report.expect(slowest <= limit, f"every client got its end within {limit:g} s", slowest)
+    report.expect(plain_ended <= limit, "a request without streaming ended too", plain_ended)
     report.measured("seconds_until_no_process_left", round(gone, 2))
     left = [process.name() for process in server.leftover()]
-    report.expect(gone <= LIMIT and not left, f"within {LIMIT:g} s no process is left", left)
+    report.expect(gone <= limit and not left, f"within {limit:g} s no process is left", left)
 
 
-async def _kill(server: RunningServer, streams: int) -> tuple[float, list[Outcome], float, float]:
+async def _kill(server: RunningServer, streams: int, limit: float) -> tuple[float, list[Outcome], float, float]:
     plans = [
         Plan(via=via, streams=streams, requests=streams, prompt_tokens=16, max_tokens=ENDLESS, seed=seed)
         for seed, via in enumerate(("http", "zmq"))
@@ -56,8 +56,8 @@ async def _kill(server: RunningServer, streams: int) -> tuple[float, list[Outcom
         await reached(all_streaming, 60, "every stream has had tokens")
         await asyncio.to_thread(server.kill, "supervisor")
         killed = time.monotonic()
-        gone = asyncio.create_task(_until_gone(server))
-        await asyncio.wait([*loads, plain], timeout=2 * LIMIT)
+        gone = asyncio.create_task(_until_gone(server, 2 * limit))
+        await asyncio.wait([*loads, plain], timeout=2 * limit)
         for outcome in over_http.outcomes + over_zmq.outcomes:
             if not outcome.ended:
                 outcome.end()
@@ -68,10 +68,10 @@ async def _kill(server: RunningServer, streams: int) -> tuple[float, list[Outcom
         return killed, over_http.outcomes + over_zmq.outcomes, plain_ended, await gone
 
 
-async def _until_gone(server: RunningServer) -> float:
+async def _until_gone(server: RunningServer, seconds: float) -> float:
     """Seconds until no process of the server is left; infinite when some stay."""
     try:
-        return await reached(lambda: not server.leftover(), 2 * LIMIT, "no process is left")
+        return await reached(lambda: not server.leftover(), seconds, "no process is left")
     except TimeoutError:
         return math.inf
 

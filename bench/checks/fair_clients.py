@@ -2,16 +2,18 @@
 
 import asyncio
 import statistics
-import time
 from typing import Any
 
 from bench.checks.report import Report
 from bench.harness import RunningServer
 from protocol import AsyncClient
+from protocol.errors import RequestRejected
+from protocol.messages import Trace
 
 
 def fair_clients(report: Report, server: RunningServer, *, seats: int, flood: int, tokens: int, asked: int) -> None:
-    """A client asks for more than the server takes at once; another asks `asked` times, one after the other.
+    """A client asks for more than the server takes at once, again and again; another asks `asked` times, one after the
+    other.
 
     Each of those begins before more than a few rows of the flood have ended, although hundreds came first; and none is
     refused, although the flood has filled the queue. Texts, so that the tokenizers are shared fairly, too.
@@ -30,39 +32,44 @@ def fair_clients(report: Report, server: RunningServer, *, seats: int, flood: in
 async def _run(
     server: RunningServer, flood: int, tokens: int, asked: int
 ) -> tuple[list[float], list[float], list[int], int]:
-    options: dict[str, Any] = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    done = {"finished": 0, "rejected": 0}
-    begun = asyncio.Event()
+    options: dict[str, Any] = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "trace": True}
+    finished: list[float] = []  # when rows of the flood ended, by the server's clock
+    refused = 0
+    begun, over = asyncio.Event(), asyncio.Event()
     async with AsyncClient(endpoint=server.endpoint) as flooding, AsyncClient(endpoint=server.endpoint) as other:
 
-        async def ask(number: int) -> float:
-            began = time.perf_counter()
+        async def ask(number: int) -> Trace:
             stream = other.generate(f"Request {number}", **options)
             async for _ in stream:
-                break
-            stream.cancel()
-            return time.perf_counter() - began
+                stream.cancel()
+            assert stream.end is not None
+            assert stream.end.trace is not None
+            return stream.end.trace
 
         async def drain(number: int) -> None:
-            stream = flooding.generate(f"Flood {number}", **options)
-            try:
-                async for _ in stream:
-                    begun.set()
-                done["finished"] += 1
-            except Exception:
-                done["rejected"] += 1
+            nonlocal refused
+            while not over.is_set():
+                stream = flooding.generate(f"Flood {number}", **options)
+                try:
+                    async for _ in stream:
+                        begun.set()
+                        if over.is_set():
+                            stream.cancel()
+                except RequestRejected:
+                    refused += 1
+                    return
+                if stream.end is not None and stream.end.trace is not None and stream.end.outcome == "finished":
+                    finished.append(stream.end.trace.ended)
 
         alone = [await ask(number) for number in range(asked)]
         tasks = [asyncio.create_task(drain(number)) for number in range(flood)]
         await begun.wait()
-        beside, ended = [], []
-        for number in range(asked):
-            before = done["finished"]
-            beside.append(await ask(number))
-            ended.append(done["finished"] - before)
-        left = flood - sum(done.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    assert left, "the flood was over before the other client had asked"
-    return alone, beside, ended, done["rejected"]
+        beside = [await ask(number) for number in range(asked)]
+        over.set()
+        await asyncio.gather(*tasks)
+    ended = [sum(trace.received < moment <= trace.arrived for moment in finished) for trace in beside]
+    return _ttfts(alone), _ttfts(beside), ended, refused
+
+
+def _ttfts(traces: list[Trace]) -> list[float]:
+    return [trace.arrived - trace.received for trace in traces]

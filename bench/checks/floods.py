@@ -16,24 +16,38 @@ from bench.harness import RunningServer
 from bench.load.over_http import Exchange, build_request
 from bench.load.plan import Plan, prompt_ids
 from bench.load.timeline import Timeline
+from protocol import AsyncClient
 
 GROWTH = 1.10  # of the resident size, from the second flood on
 SLACK = 16 << 20  # bytes
 REST = 3.0  # seconds
+ENDLESS = 60_000  # tokens
 
 
-async def _flood(server: RunningServer, plan: Plan) -> tuple[list[Exchange], dict[str, int]]:
+async def _flood(server: RunningServer, plan: Plan, held: int) -> tuple[list[Exchange], dict[str, int]]:
     loop = asyncio.get_running_loop()
     memory = Timeline(server.pids())
+    holding, first_refusal = asyncio.Event(), asyncio.Event()
 
     async def one(index: int) -> Exchange:
         body = {"prompt": prompt_ids(plan, index), "max_tokens": plan.max_tokens, "ignore_eos": True, "seed": index}
         request = build_request(server.url, "/v1/completions", msgspec.json.encode(body | {"temperature": 0}))
         _, exchange = await loop.create_connection(lambda: Exchange(request, lambda _: None), "127.0.0.1", server.port)
         await exchange.finished
+        first_refusal.set()  # as no other can end before
         return exchange
 
-    async with memory.watch():
+    async def hold() -> None:
+        async with AsyncClient(endpoint=server.endpoint) as client:
+            streams = [client.generate(ids=[700], max_tokens=ENDLESS, ignore_eos=True) for _ in range(held)]
+            await asyncio.gather(*(anext(stream) for stream in streams))
+            holding.set()
+            await first_refusal.wait()
+
+    async with memory.watch(), asyncio.TaskGroup() as group:
+        if held:
+            group.create_task(hold())
+            await holding.wait()
         exchanges = await asyncio.gather(*(one(index) for index in range(plan.requests)))
     return exchanges, memory.peaks
 
@@ -68,19 +82,21 @@ def _at_rest(server: RunningServer, seconds: float) -> dict[str, int]:
 
 
 def flood(
-    report: Report, model: Path, *, requests: int, rounds: int, rest: float = REST, serve: tuple[str, ...] = ()
+    report: Report, model: Path, *, requests: int, rounds: int, rest: float = REST, seats: int | None = None
 ) -> None:
     """`requests` requests at once, `rounds` times: memory after each is what it was, and so are its peaks.
 
-    It is looked at for `rest` seconds; the engine gives its free pool back after 30 s without work.
+    It is looked at for `rest` seconds; the engine gives its free pool back after 30 s without work. A server with only
+    `seats` might be done with requests as fast as they arrive, so its seats are held until one was refused.
     """
     raise_file_limit()
+    serve = () if seats is None else ("--max-num-seqs", str(seats))
     plan = Plan(via="http", streams=requests, requests=requests, prompt_tokens=32, max_tokens=16)
     after: list[dict[str, int]] = []
     peaks: list[dict[str, int]] = []
     with RunningServer(model, *serve) as server:
         for number in range(rounds):
-            exchanges, peak = uvloop.run(_flood(server, msgspec.structs.replace(plan, seed=number)))
+            exchanges, peak = uvloop.run(_flood(server, msgspec.structs.replace(plan, seed=number), seats or 0))
             _judge(report, exchanges, plan)
             server.wait_idle()
             peaks.append(peak)

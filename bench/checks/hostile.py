@@ -20,13 +20,24 @@ from bench.faults.garbage import http_requests, zmq_frames
 from bench.faults.streams import Asked, Stream, compare, running, undisturbed
 from bench.harness import RunningServer
 from bench.load.over_http import build_request
-from protocol import AsyncClient
+from protocol import AsyncClient, Client
 from protocol.codec import CodecError, encode, server_codec
-from protocol.messages import PROTOCOL_VERSION, CallFailed, Deltas, Generate, Hello, Refused, SamplingParams
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    CallFailed,
+    Deltas,
+    Generate,
+    Hello,
+    Ping,
+    Pong,
+    Refused,
+    SamplingParams,
+)
 from protocol.sockets import connect_dealer
 
 AT_ONCE = 24  # connections of the hostile client
 PATIENCE = 10.0  # seconds for one answer
+LAST = 1_000_000_007  # the number of the ping behind all frames
 
 
 def malformed(report: Report, server: RunningServer, model: Path, *, count: int, streams: int, tokens: int) -> None:
@@ -34,20 +45,31 @@ def malformed(report: Report, server: RunningServer, model: Path, *, count: int,
     requests = [Asked(index, tokens) for index in range(streams)]
     pids = server.pids()
     reference = uvloop.run(undisturbed(server.endpoint, requests))
+    before = _malformed_so_far(server)
     statuses, replies, got = uvloop.run(_malformed(server, requests, count))
+    counted = _malformed_so_far(server) - before
     report.measured("http_answers", dict(statuses.most_common()))
     report.measured("zeromq_answers", dict(replies.most_common()))
+    report.measured("zeromq_messages_counted_as_malformed", counted)
     report.measured("streams_beside_them", len(got))
     bad = {
         answer: n for answer, n in statuses.items() if answer not in ("closed", "200") and not answer.startswith("4")
     }
     report.expect(sum(statuses.values()) == count, "every HTTP request was answered or its connection closed")
     report.expect(not bad, "HTTP: a 4xx, closed, or answered properly", bad)
+    # All that no message can be made of is counted; a client that has introduced itself is also told.
+    told = replies["CallFailed invalid_request"]
+    report.expect(counted >= told > 0, "ZeroMQ: what is unreadable is dropped and counted, or answered", counted)
     errors = [stream.error for stream in got if stream.error]
     report.expect(len(got) >= streams and not errors, "no stream was disturbed", errors[:5])
     compare(report, model, "beside them", reference, got)
     server.wait_idle(30)
     report.expect(server.pids() == pids, "no process was restarted")
+
+
+def _malformed_so_far(server: RunningServer) -> int:
+    with Client(endpoint=server.endpoint) as client:
+        return client.figures().counts.malformed
 
 
 async def _malformed(
@@ -118,10 +140,14 @@ def _send_frames(endpoint: str, count: int) -> "Counter[str]":
             if number % 50 == 0:
                 time.sleep(0.01)
                 _read(sockets, answers)
-        until = time.monotonic() + 2
-        while time.monotonic() < until:
-            time.sleep(0.05)
+        for socket in sockets[:3]:
+            socket.send(encode(Ping(LAST)))
+        until = time.monotonic() + PATIENCE
+        while answers["last"] < 3 and time.monotonic() < until:
+            time.sleep(0.02)
             _read(sockets, answers)
+        if answers.pop("last") < 3:
+            raise TimeoutError("the server does not answer a ping behind all that")
     finally:
         context.destroy(linger=0)
     return answers
@@ -146,6 +172,8 @@ def _read(sockets: "Sequence[zmq.Socket[bytes]]", answers: "Counter[str]") -> No
                     answers[f"End {end.outcome} {end.code}".rstrip()] += 1
             elif isinstance(message, Refused):
                 answers["Refused"] += 1
+            elif isinstance(message, Pong) and message.seq == LAST:
+                answers["last"] += 1
             else:
                 answers[type(message).__name__] += 1
 

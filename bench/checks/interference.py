@@ -76,11 +76,13 @@ def tokenize_for_ever(calls: Calls) -> None:
     with Client(endpoint=calls.endpoint) as client:
 
         def call() -> None:
-            while not calls.over.is_set():
+            while True:
                 if len(client.tokenize(calls.text)) < calls.tokens:
                     raise AssertionError("the text is too short")
                 with calls.answered.get_lock():
                     calls.answered.value += 1
+                if calls.over.is_set():
+                    return
 
         threads = [threading.Thread(target=call) for _ in range(CALLS)]
         for thread in threads:

@@ -14,9 +14,10 @@ from bench.checks.same import MARGIN, TIES
 from bench.harness import RunningServer
 from bench.load import sampled
 from bench.load.driver import Progress, make_load, run_load
+from bench.load.over_http import HttpLoad
 from bench.load.parity import Difference, compare_solo, solo_plan
 from bench.load.plan import Plan
-from bench.load.summary import ENGINE_PARTS, Summary, summarize
+from bench.load.summary import ENGINE_PARTS, Spread, Summary, summarize
 from bench.load.timeline import Timeline
 from bench.mlx_child import MlxChild
 
@@ -71,15 +72,16 @@ def _ties(model: Path, plan: Plan, differences: list[Difference]) -> tuple[list[
 
 def engine_busy(report: Report, server: RunningServer, plan: Plan, *, seconds: int, bar: float | None) -> None:
     """While all streams of a plan decode, what part of the engine's time is not the model's: by its own sums against
-    the clock, and by a sampling profiler. Without `seconds` the profiler is left out."""
-    own, stacks, summary = uvloop.run(_engine_busy(server, plan, seconds))
+    the clock, and by a sampling profiler. Without `seconds` the profiler is left out. Over HTTP; the clients leave when
+    enough was seen."""
+    own, stacks, summary, itl = uvloop.run(_engine_busy(server, plan, seconds))
     profile = sampled.parts(stacks)
     report.measured("streams", plan.streams)
     report.measured("own_figures", own)
     report.measured("profiler", profile)
     report.measured("profiler_outside_the_model", sampled.outside(stacks))
     report.measured("tokens_per_second", summary.tokens_per_second)
-    report.measured("itl_ms", msgspec.to_builtins(summary.itl_ms))
+    report.measured("itl_ms", msgspec.to_builtins(itl))
     report.expect(not summary.failures, "no request failed", summary.failures)
     report.expect(own["steps"] > 0, "all streams decoded while it was looked at", own)
     for name, part in (("by its own figures", own["model"]), ("by the profiler", profile.get("model", 0.0))):
@@ -88,12 +90,14 @@ def engine_busy(report: Report, server: RunningServer, plan: Plan, *, seconds: i
             report.expect(outside <= bar, f"{name} at most {bar:.0%} outside the model", outside)
 
 
-async def _engine_busy(server: RunningServer, plan: Plan, seconds: int) -> tuple[dict[str, Any], list[str], Summary]:
+async def _engine_busy(
+    server: RunningServer, plan: Plan, seconds: int
+) -> tuple[dict[str, Any], list[str], Summary, Spread]:
     progress = Progress(plan)
     timeline = Timeline(server.pids(), server.url, lambda: progress.counts)
     pid = server.pids()["engine"]
     stacks: list[str] = []
-    async with make_load(plan, url=server.url, endpoint=server.endpoint) as load, timeline.watch():
+    async with HttpLoad(plan, server.url) as load, timeline.watch():
         running = asyncio.create_task(run_load(load, progress))
 
         def all_decode() -> bool:
@@ -108,8 +112,13 @@ async def _engine_busy(server: RunningServer, plan: Plan, seconds: int) -> tuple
             before = await fresh(server)
         await asyncio.sleep(max(seconds, 1))
         after = await fresh(server)
+        for outcome in progress.outcomes:
+            if outcome.index in load.open:
+                outcome.leave()
+                load.open[outcome.index].abort()
         outcomes = await running
-    return _shares(before, after, plan.streams), stacks, summarize(plan, outcomes, timeline)
+    itl = Spread.of(gap for outcome in outcomes for gap in outcome.gaps)
+    return _shares(before, after, plan.streams), stacks, summarize(plan, outcomes, timeline), itl
 
 
 async def fresh(server: RunningServer) -> tuple[float, dict[str, Any]]:

@@ -24,11 +24,13 @@ class RowFault(msgspec.Struct, frozen=True):
 
 
 class Faults:
-    """The faults of one server. `folder`, which is there, gets the switches."""
+    """The faults of one server. `folder`, which is there, gets the switches. Actors other than the engine hang after
+    `silence` seconds without an answer."""
 
-    def __init__(self, folder: Path, *rows: RowFault) -> None:
+    def __init__(self, folder: Path, *rows: RowFault, silence: float | None = None) -> None:
         self.folder = folder
         self._rows = rows
+        self._silence = silence
         self._disk = folder / "disk.json"
         self._clock = folder / "clock"
         self._frames = folder / "frames"
@@ -39,7 +41,8 @@ class Faults:
     def environment(self) -> dict[str, str]:
         """For `RunningServer`."""
         paths = [str(INJECTED), *filter(None, [os.environ.get("PYTHONPATH")])]
-        wanted = {"rows": self._rows, "disk": str(self._disk), "clock": str(self._clock), "frames": str(self._frames)}
+        files = {"disk": str(self._disk), "clock": str(self._clock), "frames": str(self._frames)}
+        wanted = {"rows": self._rows, "silence": self._silence, **files}
         return {"PYTHONPATH": os.pathsep.join(paths), "BENCH_FAULTS": msgspec.json.encode(wanted).decode()}
 
     def disk(self, *, full: bool = False, slow: float = 0.0) -> None:

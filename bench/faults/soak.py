@@ -62,6 +62,7 @@ FAULTS = (
     *(Fault("kill", f"tokenizer{i}", signal.SIGKILL) for i in range(2)),
     Fault("stop", "tokenizer0", signal.SIGSTOP),
     Fault("kill", "http0", signal.SIGKILL),
+    Fault("stop", "http0", signal.SIGSTOP),
     Fault("kill", "streamer", signal.SIGKILL),
     Fault("stop", "streamer", signal.SIGSTOP),
     Fault("vanish"),

@@ -126,6 +126,7 @@ class FakeStreamer(FakeRouter):
         self.on_charge: Callable[[Charge], Done | CallFailed] = lambda charge: Done(charge.ref, 1)
         self.embeds: list[Embed] = []
         self.on_embed: Callable[[Embed], Embedded | CallFailed] = embed
+        self.on_tokenize: Callable[[bytes, Tokenize], None] = self.tokenize
         super().__init__(endpoint)
 
     def on_frame(self, identity: bytes, frame: bytes) -> None:
@@ -148,8 +149,8 @@ class FakeStreamer(FakeRouter):
             case Embed():
                 self.embeds.append(message)
                 self.send(identity, self.on_embed(message))
-            case Tokenize(ref=ref, text=str(text)):
-                self.send(identity, Tokenized(ref, pack_ids(range(len(text.split())))))
+            case Tokenize(text=str()):
+                self.on_tokenize(identity, message)
             case CancelStream(ref=ref, rid=rid):
                 self.cancelled_rids.append(rid)
                 self.send(identity, Done(ref, int(rid == 1)))
@@ -170,6 +171,10 @@ class FakeStreamer(FakeRouter):
                 for ref, count in zip(refs, counts, strict=True):
                     for stream in self._streams_of(identity, [ref]):
                         stream.credit += count
+
+    def tokenize(self, identity: bytes, call: Tokenize) -> None:
+        """Answer a call for the ids of a text: one for each word."""
+        self.send(identity, Tokenized(call.ref, pack_ids(range(len((call.text or "").split())))))
 
     def _streams_of(self, identity: bytes, refs: list[int]) -> list[FakeStream]:
         return [stream for stream in self.streams if stream.identity == identity and stream.ref in refs]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,21 +129,22 @@ class HttpWorker:
         assert "Traceback" not in log, log
 
 
-def post(raw: socket.socket, path: str, body: Any) -> None:
+def post(raw: socket.socket, path: str, body: Any, headers: Mapping[str, str] | None = None) -> None:
     """Send one POST over a raw connection."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    fields = {"host": "127.0.0.1", "content-type": "application/json", "content-length": len(data)} | (headers or {})
+    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     raw.sendall(head.encode() + b"\r\n" + data)
 
 
 def read_until(raw: socket.socket, mark: bytes) -> bytes:
     """Read from a raw connection until `mark` has come."""
-    data = b""
-    while mark not in data:
+    data = bytearray()
+    while data.find(mark, max(0, len(data) - 65536 - len(mark))) < 0:
         piece = raw.recv(65536)
-        assert piece, f"the connection ended: {data!r}"
+        assert piece, f"the connection ended: {bytes(data)!r}"
         data += piece
-    return data
+    return bytes(data)
 
 
 def read_answer(raw: socket.socket) -> tuple[int, bytes]:

@@ -4,11 +4,13 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from http_worker import HttpWorker, chat
+from fake_streamer import embed
+from http_worker import HttpWorker, chat, post
 
-from protocol.messages import CallFailed, Quota
+from protocol.messages import CallFailed, Embed, Embedded, Quota
 from server.key_file import ApiKey, KeyFileError, digest_of, read_key_file
 
 LIMITS = [Quota("requests", 5, 60.0), Quota("tokens", 100, 86400.0)]
@@ -47,6 +49,33 @@ def test_what_is_embedded_counts_too(guarded: HttpWorker):
         guarded.wait_until(lambda before=before: len(guarded.streamer.charges) == before + 2)
         assert (guarded.streamer.charges[-1].requests, guarded.streamer.charges[-1].tokens) == (0, count)
         assert guarded.wait_log(event="request", path=path)["prompt_tokens"] == count
+
+
+def test_a_client_that_goes_while_its_text_is_cut_leaves_nothing_and_pays(
+    guarded: HttpWorker, monkeypatch: pytest.MonkeyPatch
+):
+    streamer = guarded.streamer
+    held: list[Any] = []
+
+    def only_ids(call: Embed) -> Embedded | CallFailed:
+        return CallFailed(call.ref, "prompt_too_long", "5000 tokens", "input") if call.texts else embed(call)
+
+    monkeypatch.setattr(streamer, "on_embed", only_ids)
+    monkeypatch.setattr(streamer, "on_tokenize", lambda *call: held.append(call))
+    charges, calls = len(streamer.charges), len(streamer.embeds)
+    with guarded.connect() as raw:
+        post(raw, "/api/embed", {"model": "tiny", "input": ["w " * 5000, "w w"]}, ALICE)
+        streamer.wait_for(lambda: held)
+        assert guarded.supervisor.probe().streams == 1
+    monkeypatch.setattr(streamer, "on_tokenize", streamer.tokenize)
+    streamer.tokenize(*held[0])
+    guarded.wait_until(lambda: guarded.supervisor.probe().streams == 0)
+    guarded.wait_until(lambda: len(streamer.charges) == charges + 2)
+    assert len(held) == 1
+    assert [len(call.ids) for call in streamer.embeds[calls:]] == [0, 2]
+    assert (streamer.charges[-1].requests, streamer.charges[-1].tokens) == (0, 4096 + 2)
+    answer = guarded.client.post("/api/embed", json={"model": "tiny", "input": ["w " * 5000]}, headers=ALICE)
+    assert answer.json()["prompt_eval_count"] == 4096
 
 
 def test_beyond_its_limits_a_key_gets_429(guarded: HttpWorker):

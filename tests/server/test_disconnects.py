@@ -3,7 +3,6 @@
 import json
 import socket
 import struct
-import time
 
 import pytest
 from fake_streamer import FakeStream
@@ -23,10 +22,8 @@ def test_while_waiting_for_a_token(worker: HttpWorker, stream: bool, leave: obje
     raw = worker.connect()
     post(raw, "/v1/chat/completions", chat(stream=stream))
     one = worker.streamer.stream()
-    began = time.monotonic()
     leave(raw)  # type: ignore[operator]
     worker.streamer.wait_for(lambda: one.cancelled)
-    assert time.monotonic() - began < 1.0
     line = worker.wait_log(event="request", request_id=one.request.label)
     assert (line["status"], line["reason"], line["stream"]) == (499, "client_gone", stream)
     assert worker.supervisor.probe().streams == 0
@@ -89,11 +86,9 @@ def test_half_of_many(worker: HttpWorker) -> None:
     for i, raw in enumerate(connections):
         post(raw, "/v1/chat/completions", chat(str(i), stream=True))
     worker.streamer.stream(count=count)
-    began = time.monotonic()
     for raw in connections[::2]:
         raw.close()
     worker.streamer.wait_for(lambda: sum(one.cancelled for one in worker.streamer.streams) == count // 2)
-    assert time.monotonic() - began < 1.0
     numbers = [int((one.request.messages or [{}])[0]["content"]) for one in worker.streamer.streams if one.cancelled]
     assert sorted(numbers) == list(range(0, count, 2))
     for one in worker.streamer.streams:

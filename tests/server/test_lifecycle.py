@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from server.schemas import HealthEngine, HealthPrefixCache
 
 StartWorker = Callable[..., HttpWorker]
 
+OVERDUE = "graceful shutdown exceeded"  # what uvicorn says of connections that were not closed in time
 API = [("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models")]
 
 
@@ -122,7 +122,6 @@ def test_stop_ends_every_request(start_worker: StartWorker) -> None:
         post(whole, "/v1/chat/completions", chat())
         post(waiting, "/v1/chat/completions", chat(stream=True))
         worker.streamer.stream(count=3)
-        began = time.monotonic()
         worker.supervisor.order(Stop("engine_lost", "the engine was killed"))
         data = streaming.makefile("rb").read()
         assert b'data: {"error":{"message":"the engine was killed"' in data
@@ -132,8 +131,8 @@ def test_stop_ends_every_request(start_worker: StartWorker) -> None:
             assert head.startswith(b"HTTP/1.1 503")
             assert b"retry-after" in head
             assert json.loads(body)["error"]["code"] == "engine_lost"
-        assert worker.process.wait(5) == 0
-        assert time.monotonic() - began < 1.5
+        assert worker.process.wait(10) == 0
+        assert OVERDUE not in worker.log_text()
 
 
 def test_stop_does_not_wait_for_those_who_read_nothing(start_worker: StartWorker) -> None:
@@ -143,10 +142,9 @@ def test_stop_does_not_wait_for_those_who_read_nothing(start_worker: StartWorker
         post(raw, "/v1/chat/completions", chat(stream=True))
         worker.streamer.stream().text(*["x" * 200_000] * 60)
         assert worker.streamer.never(lambda: worker.streamer.stream().credit >= 64, seconds=0.3)
-        began = time.monotonic()
         worker.supervisor.order(Stop("server_stopped", "stopped"))
-        assert worker.process.wait(5) == 0
-        assert time.monotonic() - began < 2.0
+        assert worker.process.wait(10) == 0
+        assert OVERDUE not in worker.log_text()
 
 
 def test_signals_are_the_supervisors_business(worker: HttpWorker) -> None:
@@ -159,7 +157,7 @@ def test_signals_are_the_supervisors_business(worker: HttpWorker) -> None:
 def test_the_lifeline_ends_it(start_worker: StartWorker) -> None:
     worker = start_worker()
     worker.drop_lifeline()
-    assert worker.process.wait(5) == 1
+    assert worker.process.wait(10) == 1
 
 
 def test_a_dead_streamer_fails_its_streams_at_once(start_worker: StartWorker) -> None:
@@ -169,10 +167,8 @@ def test_a_dead_streamer_fails_its_streams_at_once(start_worker: StartWorker) ->
         post(raw, "/v1/chat/completions", chat(stream=True))
         worker.streamer.stream().text("Hello")
         read_until(raw, b'"Hello"')
-        began = time.monotonic()
         worker.tell(system_state("degraded", worker.streamer.endpoint, streamer_state="dead"))
-        data = read_until(raw, b"[DONE]")
-        assert time.monotonic() - began < 1.0
+        data = read_until(raw, b"[DONE]")  # though it answers pings
         assert b'"code":"server_lost"' in data
     response = worker.client.post("/v1/chat/completions", json=chat())
     assert response.status_code == 503
@@ -236,8 +232,10 @@ def test_a_streamer_that_is_not_there_yet(start_worker: StartWorker) -> None:
     worker = start_worker(serving=False)
     worker.tell(system_state("ok", f"ipc://{worker.run_dir}/nobody"))
     assert worker.client.post("/v1/chat/completions", json=chat()).json()["error"]["code"] == "loading"
+    worker.serve(epoch=9)  # while the attempt at the one before goes on
+    assert "no connection to the streamer" not in worker.log_text()
     worker.supervisor.order(Stop("server_stopped", "stopped"))
-    assert worker.process.wait(5) == 0
+    assert worker.process.wait(10) == 0
 
 
 def test_bad_options_are_reported(tmp_path: Path, callboard_home: Path) -> None:
@@ -311,7 +309,7 @@ def test_several_workers_share_one_socket(worker: HttpWorker) -> None:
             read_until(raw, b"[DONE]")
             raw.close()
         supervisor.order(Stop("server_stopped", "stopped"))
-        assert process.wait(5) == 0
+        assert process.wait(10) == 0
         assert worker.client.get("/health").status_code == 200
     finally:
         os.close(write_end)

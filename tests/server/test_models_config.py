@@ -1,10 +1,12 @@
 """Which models are served: the command line's and the file's, with settings of their own."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from server.models_config import is_alone, read_models
+from server.cli_serve import cast_config
+from server.models_config import ModelEntry, is_alone, read_models
 from server.settings import ServeSettings, SettingsError
 
 FILE = """
@@ -41,6 +43,18 @@ def test_one_model_needs_no_house_and_none_is_refused():
     assert not is_alone(["demo"], ServeSettings(models_config="models.toml"))
     with pytest.raises(SettingsError, match="name a model"):
         is_alone([], ServeSettings())
+
+
+def test_the_memory_for_all_models_is_that_of_the_only_one():
+    for settings in (ServeSettings(models_memory=5), ServeSettings(memory_limit=5, models_memory=7)):
+        assert cast_config(settings, "x", Path(), {}, Path()).memory_limit == 5
+
+
+@pytest.mark.parametrize("settings", [{"idle_ttl": 60.0}, {"preload": []}])
+def test_a_single_model_that_comes_and_goes_needs_one(settings: dict[str, Any]):
+    own = ServeSettings(**settings, served_model_name="x", memory_limit=5, adapter_path=["a=/b"], zmq_tcp="[::1]:5")
+    assert not is_alone(["demo"], own)
+    assert read_models(["demo"], own) == [ModelEntry("x", "demo", own, memory=5)]
 
 
 @pytest.mark.parametrize(

@@ -89,15 +89,17 @@ def test_cancel_ends_the_stream_and_frees_the_row(server: RunningServer, client:
         pass
     assert stream.end is not None
     assert stream.end.outcome == "cancelled"
-    server.wait_idle(2)
+    server.wait_idle()
 
 
 def test_closing_a_client_frees_its_rows(server: RunningServer):
+    before = len(server.log())
     with Client(endpoint=server.endpoint) as leaving:
         streams = [leaving.generate(ids=[700 + i], **ENDLESS) for i in range(4)]
         for stream in streams:
             next(stream)
-    server.wait_idle(2)
+    server.wait_idle()
+    assert "client silent" not in server.log()[before:]  # it said that it went
 
 
 def test_a_time_out_ends_the_stream(client: Client):
@@ -105,7 +107,7 @@ def test_a_time_out_ends_the_stream(client: Client):
     with pytest.raises(RequestFailed) as failure:
         client.generate(ids=[700, 800], timeout=0.5, **ENDLESS).text()
     assert failure.value.code == "timeout"
-    assert 0.4 < time.monotonic() - began < 3
+    assert time.monotonic() - began >= 0.5
 
 
 def test_a_slow_reader_gets_everything_and_is_not_taken_for_dead(server: RunningServer, client: Client):
@@ -113,7 +115,7 @@ def test_a_slow_reader_gets_everything_and_is_not_taken_for_dead(server: Running
     other = client.generate(ids=[700, 800], max_tokens=300, temperature=0, ignore_eos=True).text()
     server.wait_idle()
     # All 300 tokens are generated; what is here is bounded by the window, the rest came in one piece with the end.
-    wait_until(lambda: stream.buffered >= 66, 5)
+    wait_until(lambda: stream.buffered >= 66, 10)
     assert stream.buffered == 64 + 2  # the end among them
     deltas = list(stream)
     assert sum(delta.count for delta in deltas) == 300
@@ -211,4 +213,4 @@ def test_a_large_prompt_is_served(server: RunningServer, client: Client):
     stream.text()
     assert stream.end is not None
     assert stream.end.usage.prompt_tokens == 3000
-    wait_until(server.is_idle, 5)
+    server.wait_idle()

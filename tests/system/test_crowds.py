@@ -1,4 +1,4 @@
-"""Many clients at once, in short forms of the checks in `bench/checks`."""
+"""Many clients at once, in short forms of the checks in `bench/checks`. How soon is for those to judge."""
 
 import pytest
 
@@ -6,6 +6,8 @@ from bench.checks import crowds, interference
 from bench.checks.report import Report
 from bench.harness import RunningServer
 from bench.load.plan import Plan
+
+LATE = 20.0  # seconds, where the machine may be busy with other tests
 
 
 def test_connections_at_once_are_all_accepted(server: RunningServer, report: Report):
@@ -25,17 +27,17 @@ def test_a_crowd_of_streams_completes(server: RunningServer, report: Report, via
 
 
 def test_the_engine_drops_http_streams_whose_client_vanished(server: RunningServer, report: Report):
-    crowds.vanish_http(report, server, streams=24, max_tokens=400)
+    crowds.vanish_http(report, server, streams=24, max_tokens=200, limit=LATE)
     assert report.failures == []
 
 
 def test_the_engine_drops_streams_of_a_killed_client(server: RunningServer, report: Report):
-    crowds.vanish_zmq(report, server, streams=24, max_tokens=1200)
+    crowds.vanish_zmq(report, server, streams=24, max_tokens=1200, limit=LATE)
     assert report.failures == []
 
 
 def test_a_client_that_leaves_before_its_whole_answer_is_dropped(server: RunningServer, report: Report):
-    crowds.vanish_unstreamed(report, server, 8)
+    crowds.vanish_unstreamed(report, server, 8, limit=LATE)
     assert report.failures == []
 
 

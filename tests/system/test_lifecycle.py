@@ -1,7 +1,9 @@
 """Start and end of `callboard serve`: draining, stopping at once, and starts that fail with the cause."""
 
 import json
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -14,16 +16,25 @@ from bench.ask import get, post
 from bench.harness import RunningServer, StartFailed, callboard, wait_until
 from protocol import Client
 from protocol.errors import CallboardError, RequestFailed, RequestRejected
+from server.cli import main
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
-def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(tiny_model: Path):
+def give(server: RunningServer, number: signal.Signals) -> None:
+    """Send a signal; SIGTERM in the place of one that this process ignores (`nohup`), as what it starts then does."""
+    assert server.process is not None
+    server.process.send_signal(signal.SIGTERM if signal.getsignal(number) is signal.SIG_IGN else number)
+
+
+def test_a_hang_up_lets_running_streams_finish_and_refuses_new_ones(tiny_model: Path):
     with RunningServer(tiny_model) as server, Client(endpoint=server.endpoint) as client:
         stream = client.generate(ids=[700, 800], max_tokens=800, **GREEDY)
+        endless = client.generate(ids=[700], max_tokens=60_000, **GREEDY)  # the server drains until it is cancelled
         next(stream)
-        server.terminate()
-        wait_until(lambda: server.health()["status"] == "draining", 5, "health says draining")
+        next(endless)
+        give(server, signal.SIGHUP)
+        wait_until(lambda: server.health()["status"] == "draining", 20, "health says draining")
         refused = post(f"{server.url}/v1/completions", {"prompt": "a", "max_tokens": 1})
         assert refused.status == 503
         assert refused.error["code"] == "draining"
@@ -32,13 +43,18 @@ def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(tiny_model: Pa
         with pytest.raises(RequestRejected, match="shutting down"):
             client.generate("a", max_tokens=1).text()
         assert 1 + sum(delta.count for delta in stream) == 800
-        assert server.wait(10) == 0
+        assert server.exit_code() is None
+        endless.cancel()
+        assert server.wait(20) == 0
         wait_until(lambda: not server.leftover(), 5, "nothing is left")
         assert not list((server.home / "run").iterdir())
 
 
-def test_a_second_sigterm_stops_at_once(tiny_model: Path):
-    with RunningServer(tiny_model) as server, Client(endpoint=server.endpoint) as client:
+def test_stop_now_sends_a_second_sigterm_which_stops_at_once(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    drain = ("--drain-timeout", "600")  # beyond the time of a test
+    with RunningServer(tiny_model, *drain) as server, Client(endpoint=server.endpoint) as client:
         stream = client.generate(ids=[700, 800], max_tokens=60_000, **GREEDY)
         next(stream)
         errors: list[CallboardError] = []
@@ -51,11 +67,11 @@ def test_a_second_sigterm_stops_at_once(tiny_model: Path):
 
         reader = threading.Thread(target=read)
         reader.start()
-        server.terminate()
-        wait_until(lambda: server.health()["status"] == "draining", 5, "health says draining")
-        server.terminate()
-        server.wait(5)
-        reader.join(5)
+        monkeypatch.setenv("CALLBOARD_HOME", str(server.home))
+        assert main(["stop", "--now"]) == 0
+        assert capsys.readouterr().out == f"{server.name} was stopped\n"
+        server.wait(20)
+        reader.join(20)
         assert [type(error) for error in errors] == [RequestFailed]
         assert errors[0].code == "server_stopped"
         wait_until(lambda: not server.leftover(), 5, "nothing is left")
@@ -65,11 +81,35 @@ def test_the_drain_ends_when_its_time_is_over(tiny_model: Path):
     with RunningServer(tiny_model, "--drain-timeout", "0.5") as server, Client(endpoint=server.endpoint) as client:
         stream = client.generate(ids=[700, 800], max_tokens=60_000, **GREEDY)
         next(stream)
-        server.terminate()
+        give(server, signal.SIGINT)
         with pytest.raises(RequestFailed) as failure:
             stream.text()
         assert failure.value.code == "server_stopped"
+        assert server.wait(20) == 0
+
+
+def test_a_single_model_comes_and_goes_by_commands(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    options = ("--lazy-load-model", "--auto-unload-idle-seconds", "900", "--memory-budget-gb", "3")
+    with RunningServer(tiny_model, *options, "--served-model-name", "only") as server:
+        monkeypatch.setenv("CALLBOARD_HOME", str(server.home))
+
+        def run(*arguments: str) -> str:
+            assert main([*arguments]) == 0
+            return capsys.readouterr().out
+
+        [held] = server.health()["models"]
+        assert (held["name"], held["state"], held["loads"]) == ("only", "unloaded", 0)
+        assert (held["claim"], held["idle_ttl"]) == (3 << 30, 900)
+        assert re.search(rf"^{server.name} +only +{server.url} ", run("ps"), re.MULTILINE)
+        assert run("load", "only", "--name", server.name).startswith("only is ready (")
+        answer = post(f"{server.url}/v1/completions", {"model": "only", "prompt": "a", "max_tokens": 1})
+        assert answer.status == 200
+        assert run("unload", "only").startswith("only is unloaded (")
+        assert run("stop", server.name) == f"{server.name} was stopped\n"
         assert server.wait(5) == 0
+        assert server.leftover() == []
 
 
 def fails_to_start(model: Path | str, *arguments: str, port: int = 0) -> str:

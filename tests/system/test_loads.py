@@ -54,7 +54,7 @@ def test_the_command_writes_figures_time_line_and_page(server: RunningServer, tm
 
 
 def test_where_the_engine_s_time_goes_is_measured(server: RunningServer, report: Report):
-    plan = Plan(via="http", streams=8, requests=8, prompt_tokens=8, max_tokens=1200)
+    plan = Plan(via="http", streams=8, requests=8, prompt_tokens=8, max_tokens=30_000)
     loads.engine_busy(report, server, plan, seconds=0, bar=None)
     assert report.failures == []
     own = report.figures["own_figures"]

@@ -46,12 +46,33 @@ def test_bench_measures_a_running_server(server: RunningServer, tmp_path: Path):
     assert all(batch["per_second"] > 0 for batch in results["batches"])
 
 
-def test_without_a_server_they_say_so(tmp_path: Path):
-    assert "No server is running" in callboard("ps", home=tmp_path).stdout
-    for command in (["top"], ["stop"]):
-        done = callboard(*command, home=tmp_path)
-        assert done.returncode == 1
-        assert "no server is running" in done.stderr
+def test_orders_about_models_are_for_a_server_of_several(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from server.cli import main
+
+    monkeypatch.setenv("CALLBOARD_HOME", str(server.home))
+    for action in ("load", "unload", "pin", "unpin"):
+        assert main([action, "tiny"]) == 1
+        text = f"callboard: {server.name} serves tiny alone; `callboard serve A B` serves several models\n"
+        assert capsys.readouterr().err == text
+    for command in (["chat", "other"], ["bench", "--model", "other"]):
+        assert main(command) == 1
+        assert capsys.readouterr().err == "callboard: there is no model 'other'; there are tiny\n"
+
+
+def test_without_a_server_they_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from server.cli import main
+
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
+    assert main(["ps"]) == 0
+    assert "No server is running" in capsys.readouterr().out
+    for command in (["top"], ["stop"], ["stop", "--now"], ["load", "x"], ["unload", "x"], ["pin", "x"]):
+        assert main(command) == 1
+        assert "no server is running" in capsys.readouterr().err
+    assert main(["stop", "--all"]) == 0
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])

@@ -8,6 +8,7 @@ PYTHONPATH. `BENCH_FAULTS` is JSON of `bench.faults.inject.Faults`; faults of ro
 - `frames`: a file with a byte for each of `ROUTES`; when it is set, the next frame on that way is cut in half, and the
   byte set back.
 - `clock`: a file that holds seconds, one float64, by which `time.monotonic` is ahead in every process.
+- `silence`: seconds without an answer after which an actor other than the engine counts as hanging; null: as ever.
 """
 
 import errno
@@ -122,6 +123,10 @@ def _arm_sockets(module: Any, control: str) -> None:
     module.Socket.send = watched_send
 
 
+def _arm_supervision(module: Any, silence: float) -> None:
+    module.SILENCE_LIMIT = silence
+
+
 def _set_clock(control: str) -> None:
     with open(control, "rb") as file:
         ahead = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
@@ -157,6 +162,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def _arm(wanted: dict[str, Any]) -> None:
     _set_clock(wanted["clock"])
     arms: dict[str, Callable[[Any], None]] = {"zmq.sugar.socket": lambda module: _arm_sockets(module, wanted["frames"])}
+    if wanted["silence"] is not None:
+        arms["actors.supervision"] = lambda module: _arm_supervision(module, wanted["silence"])
     if "engine" in sys.orig_argv:
         rows = wanted["rows"]
         building = [fault for fault in rows if fault["place"] == "grammar"]

@@ -382,10 +382,10 @@ def test_invalid_bytes_cost_no_more_than_text(tiny_model: Path) -> None:
     bad = backend.token_to_id("¡")
     assert backend.decode([bad]) == INVALID
     stream = factory.stream()
-    began = time.perf_counter()
+    began = time.process_time()
     sent = [stream.push(bad) for _ in range(50_000)]
     # 30 ms; the library's DecodeStream would take minutes, as it decodes everything again at each step.
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0
     assert "".join(sent) == INVALID * 50_000
 
 

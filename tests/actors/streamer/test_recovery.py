@@ -180,6 +180,42 @@ def test_two_on_trial_are_not_charged_and_are_tried_alone_later():
     assert recovery.engine_down() == [2]
 
 
+def test_of_a_group_in_which_two_kill_both_are_found_and_nobody_else():
+    good, bad = (1, 2, 5, 6, 7, 8, 9, 10), (3, 4)
+    recovery = started(*sorted(good + bad), seats=16)
+    step(recovery, 1)
+    assert recovery.engine_down(trail=set(range(2, 11))) == []
+    recovery.engine_up()
+    assert recovery.due() == [1]
+    assert passes(recovery, 1) == [2, 3, 4]
+    recovery.admitted([2, 3, 4])  # computed in one forward, so that the trail has all of them
+    assert recovery.due() == [5, 6, 7]
+    assert recovery.engine_down(trail={2, 3, 4}) == []
+    recovery.engine_up()
+    assert recovery.due() == [1]
+    assert passes(recovery, 1) == [5, 6, 7]
+    recovery.admitted([5, 6, 7])
+    assert recovery.due() == [8, 9, 10]
+    recovery.admitted([8, 9, 10])
+    assert recovery.due() == []
+    assert step(recovery, 5, 6, 7, 8, 9, 10) == [2]
+    assert step(recovery, 2) == [3]
+    assert recovery.engine_down(trail={3}) == []
+    recovery.engine_up()
+    back = recovery.due()
+    assert sorted(back) == sorted(good)
+    assert passes(recovery, *back) == [4]  # 3 goes last: it has been charged
+    assert recovery.engine_down(trail={4}) == []
+    for killer in (4, 3):
+        recovery.engine_up()
+        back = recovery.due()
+        assert sorted(back) == sorted(good)
+        assert passes(recovery, *back) == [killer]
+        assert recovery.engine_down(trail={killer}) == [killer]
+    recovery.engine_up()
+    assert sorted(recovery.due()) == sorted(good)
+
+
 def test_the_only_suspect_is_charged_for_the_first_death_already():
     recovery = started(1, 2, 3)
     step(recovery, 1, 2)
@@ -534,13 +570,13 @@ class Rows:
     st.integers(1, 40),
     st.integers(0, LENGTH),
     st.integers(0, 39),
-    st.sets(st.integers(0, 39), max_size=1),
+    st.sets(st.integers(0, 39), max_size=3),
     st.integers(0, 2),
     st.integers(0, 6),
 )
-@settings(max_examples=40)
+@settings(max_examples=60)
 def test_a_stream_that_kills_while_it_decodes_is_given_up_alone(count, place, killer, poison, lag, spread):
-    """`count` streams come, `spread` turns between two of them; one kills at a place, another one may at its prompt."""
+    """`count` streams come, `spread` turns between two of them; one kills at a place, up to three at their prompts."""
     kills = {rid: 0 for rid in poison if rid < count} | ({killer: place} if killer < count else {})
     rows = Rows(Recovery(64), kills, lag)
     for turn in range(3000):

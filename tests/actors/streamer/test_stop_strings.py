@@ -147,10 +147,10 @@ def test_text_without_stop_strings_passes_at_once() -> None:
 def test_time_is_linear_for_the_worst_stop_strings() -> None:
     stops = ["a" * (1000 + i) + "b" for i in range(16)]
     matcher, pieces = StopMatcher(stops), ["a" * 4] * 1000
-    began = time.perf_counter()
+    began = time.process_time()
     out = "".join(matcher.push(piece) for piece in pieces) + matcher.flush()
     # 4,000 characters × 16 automata take 10 ms; rescanning what is held for each piece takes seconds.
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
     assert out == "a" * 4000
 
 

@@ -299,6 +299,13 @@ class TestStepWatch:
         watch.answered(EngineStats(step=1, running=1), 0.0, 11.0)
         assert watch.deadline == TIMES
 
+    def test_a_time_in_which_we_stood_still_ourselves_teaches_nothing(self):
+        watch = StepWatch()
+        watch.begin(0.0)
+        watch.answered(EngineStats(step=1, running=1), 0.0, 1.0)
+        watch.answered(EngineStats(step=2, running=1), 1.0, 601.0)  # the answer was there all the time
+        assert watch.deadline == LEAST
+
     def test_new_work_begins_the_time_anew(self):
         watch = StepWatch(timeout=5.0)
         watch.begin(0.0)

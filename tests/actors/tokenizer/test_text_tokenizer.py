@@ -82,10 +82,10 @@ def test_the_fast_path_gives_the_same_ids(tiny_model: Path) -> None:
 def test_200_000_tokens(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(tiny_model)
     text = "The engine streams tokens to many readers, and none of them waits. " * 15_000
-    began = time.perf_counter()
+    began = time.process_time()
     ids = tokenizer.encode(text)
     # About 0.4 s on two cores; a quadratic path would take minutes.
-    assert time.perf_counter() - began < 20
+    assert time.process_time() - began < 20
     assert len(ids) >= 200_000
     assert tokenizer.decode(ids) == text
 
