@@ -75,7 +75,7 @@ def ps() -> int:
     for record in records:
         counts, seconds, memory, models = load_of(record)
         load = map(str, counts) if counts is not None else ["-"] * 3
-        model = f"{len(models)} models" if models else record.model
+        model = f"{len(models)} models" if len(models) > 1 else record.model
         table.add_row(record.name, model, record.http, str(record.pid), age(seconds), *load, size(memory))
         if models:
             tables.append(models_table(models, f"models of {record.name}"))

@@ -400,7 +400,7 @@ class Engine:
         began = 0.0
         for forwards, _ in enumerate(self._prefill.run(plan.chunks)):
             began = began or self._lane.began
-            self._collect(outcome)
+            self._collect(outcome, ended=began)
             # Of rows that are only admitted nobody needs to hear before a short prompt's token.
             if forwards or outcome.rids or outcome.ended:
                 outcome = self._pass_on(outcome, deliver)
@@ -496,12 +496,12 @@ class Engine:
         self._pool.clear()
         memory.trim()
 
-    def _collect(self, outcome: Outcome, keep: int = 0) -> None:
-        """Read the step in flight, if there are more than `keep`."""
+    def _collect(self, outcome: Outcome, keep: int = 0, ended: float = 0.0) -> None:
+        """Read the step in flight, if there are more than `keep`. `ended` is when it was done, if that was before."""
         if self._batch.in_flight <= keep:
             return
         step = self._batch.collect()
-        now = self._clock()
+        now = ended or self._clock()
         self._pace.observe_step(now - self._step_began)
         self._step_began = now
         taken = self._scheduler.take(step.rids, step.tokens)

@@ -1,6 +1,7 @@
 """Start and end of `callboard serve`: draining, stopping at once, and starts that fail with the cause."""
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -101,6 +102,7 @@ def test_a_single_model_comes_and_goes_by_commands(
         [held] = server.health()["models"]
         assert (held["name"], held["state"], held["loads"]) == ("only", "unloaded", 0)
         assert (held["claim"], held["idle_ttl"]) == (3 << 30, 900)
+        assert re.search(rf"^{server.name} +only +{server.url} ", run("ps"), re.MULTILINE)
         assert run("load", "only", "--name", server.name).startswith("only is ready (")
         answer = post(f"{server.url}/v1/completions", {"model": "only", "prompt": "a", "max_tokens": 1})
         assert answer.status == 200

@@ -3,6 +3,7 @@
 import random
 import time
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -90,6 +91,31 @@ def test_a_resumed_row_goes_on_with_the_same_tokens(model: Model, make_request, 
     resumed = start_run(model).all(rest)
     for each in requests:
         assert resumed[each.rid] == whole[each.rid][3 + 2 * each.rid :]
+
+
+def test_a_step_is_timed_without_the_prompt_behind_it(
+    model: Model, make_request, start_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start_run(model)
+    run.engine.submit(make_request(1, [5, 6, 7], 20))
+    run.turn()
+    run.turn()
+    engine = run.engine
+    dispatched: list[float] = []
+    ended: list[float] = []
+    dispatch = engine._lane.dispatch
+
+    def dispatch_and_note(arrays: Any, *, early: bool = False) -> None:
+        dispatch(arrays, early=early)
+        dispatched.append(engine._lane.began)
+
+    monkeypatch.setattr(engine._lane, "dispatch", dispatch_and_note)
+    monkeypatch.setattr(engine._pace, "observe_step", lambda seconds: ended.append(engine._step_began + seconds))
+    engine.submit(make_request(2, [9] * 200, 2))
+    run.turn()
+    first = ended[0]
+    assert first == pytest.approx(dispatched[0], abs=1e-6)
+    assert len(dispatched) > 1
 
 
 def with_eos(model: Model, eos: set[int]) -> Model:
