@@ -193,8 +193,8 @@ def engine_faults(how: signal.Signals) -> Check:
 
 
 def front_death(actor: str) -> Check:
-    """Kill the streamer or an HTTP worker of two under 16 streams."""
-    return on_tiny(lambda report, server: recovery.front_deaths(report, server, actor, 8), "--http-workers", "2")
+    """Kill the streamer or an HTTP worker of two under 200 streams."""
+    return on_tiny(lambda report, server: recovery.front_deaths(report, server, actor, 100), "--http-workers", "2")
 
 
 def restart_engine(report: Report, server: RunningServer) -> None:
