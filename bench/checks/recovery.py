@@ -401,6 +401,8 @@ def replaced_on_demand(
 
     got = uvloop.run(run())
     same = sum(r.ids == s.ids for r, s in zip(reference, got, strict=True))
+    told = [clock(line) for line in events(server) if line["event"] == "replacing"][-1] - time.time() + time.monotonic()
+    report.measured("streams that were open when the engine was told to leave", sum(s.ended > told for s in got))
     report.expect(not any(stream.error for stream in got), "no stream is lost", [s.error for s in got if s.error])
     report.expect(same >= streams - max(1, streams // 50), "the same tokens, ties aside", same)
     report.expect(server.pids()["engine"] != before, "the engine is another process")
