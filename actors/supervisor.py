@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
+from actors.allocator import malloc_environment
 from actors.awake import Awake
 from actors.blas import blas_environment
 from actors.config import CastConfig, write_config
@@ -96,6 +97,7 @@ class Supervisor(Keeper):
         if role == "engine":
             blas = blas_environment(self._config.blas_threads)
             environment.update(blas)
+            environment.update(malloc_environment())
             if blas:
                 log.info("BLAS", library=blas["LD_PRELOAD"], threads=blas["OPENBLAS_NUM_THREADS"])
         return environment

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from actors.allocator import malloc_environment
 from actors.blas import blas_environment
 from bench.harness import ROOT, clean_environment
 
@@ -37,7 +38,7 @@ class MlxChild:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env=clean_environment() | blas_environment() | {"HF_HUB_OFFLINE": "1"},
+            env=clean_environment() | blas_environment() | malloc_environment() | {"HF_HUB_OFFLINE": "1"},
         )
         return self
 

@@ -493,8 +493,7 @@ class Engine:
 
     def rest(self) -> None:
         """Housekeeping of an engine that has been idle for a while."""
-        self._pool.clear()
-        memory.trim()
+        self._pool.rest()
 
     def _collect(self, outcome: Outcome, keep: int = 0, ended: float = 0.0) -> None:
         """Read the step in flight, if there are more than `keep`. `ended` is when it was done, if that was before."""

@@ -5,6 +5,7 @@ Used on the engine's one thread.
 
 import contextlib
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ CLEAR_EVERY = 1024  # turns
 FULL_POOL_REST = 16  # turns between two clearings of a full pool …
 FULL_POOL_REST_PREFILLING = 64  # … and while prefill fills it again at once
 FULL = 0.9
+LOOK_EVERY = 16  # turns between two looks at what the C library keeps
 IDLE_REST_S = 30.0  # seconds without work after which an idle engine clears the pool
 
 
@@ -73,6 +75,42 @@ def default_limit() -> int:
     return min(total * 8 // 10, mx.get_active_memory() + _cgroup_headroom())
 
 
+def outside() -> int:
+    """Bytes of this process beyond what MLX holds."""
+    return int(psutil.Process().memory_info().rss) - in_use()
+
+
+def trim() -> None:
+    """Have the C library give free memory back to the system, where it keeps some (glibc)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class Heap:
+    """What the C library keeps of freed memory (`actors.allocator`): given back when it is more than `limit` bytes.
+
+    `outside` tells the process's bytes beyond MLX's, `trim` gives back.
+    """
+
+    def __init__(self, limit: int, outside: Callable[[], int] = outside, trim: Callable[[], None] = trim) -> None:
+        self._limit = limit
+        self._outside = outside
+        self._trim = trim
+        self._turns = 0
+        self._used = outside()
+
+    def after_turn(self) -> None:
+        """Give back what is too much."""
+        self._turns += 1
+        if self._turns % LOOK_EVERY == 0 and self._outside() > self._used + self._limit:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Give back all that is free; what is left then is in use."""
+        self._trim()
+        self._used = self._outside()
+
+
 class Pool:
     """When MLX's free pool is given back to the system: now and then, and when it is full.
 
@@ -82,6 +120,7 @@ class Pool:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._heap = Heap(limit)
         self._age = 0  # turns since it was cleared
         self._used = False
         self._wanted = False
@@ -101,7 +140,11 @@ class Pool:
         self._used = True
         held = self._limit if self._wanted else mx.get_cache_memory()
         if clearing_due(self._age, held, self._limit, prefilled=prefilled and not self._wanted):
+            short = self._wanted
             self.clear()
+            if short:
+                self._heap.give_back()
+        self._heap.after_turn()
 
     def clear(self) -> None:
         """Give all of it back."""
@@ -109,11 +152,10 @@ class Pool:
         self._age = 0
         self._used = self._wanted = False
 
-
-def trim() -> None:
-    """Have the C library give free memory back to the system, where it keeps some (glibc)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    def rest(self) -> None:
+        """Give all of it back, and what the C library keeps."""
+        self.clear()
+        self._heap.give_back()
 
 
 def clearing_due(age: int, held: int, limit: int, *, prefilled: bool) -> bool:

@@ -121,8 +121,7 @@ class PoolEngine:
 
     def rest(self) -> None:
         """Housekeeping of an engine that has been idle for a while."""
-        self._pool.clear()
-        memory.trim()
+        self._pool.rest()
 
     def _short(self, outcome: Outcome) -> None:
         """All short rows that fit one forward, those of similar length together."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.engine.memory import available_for_weights, clearing_due, in_use, pool_limit
+from actors.engine.memory import LOOK_EVERY, Heap, available_for_weights, clearing_due, in_use, pool_limit
 
 LIMIT = 1000
 
@@ -32,3 +32,34 @@ def test_the_pool_holds_several_sets_of_logits() -> None:
 def test_memory_is_told_in_bytes() -> None:
     assert in_use() >= 0
     assert available_for_weights() > 10_000_000
+
+
+def test_the_heap_gives_back_what_is_too_much() -> None:
+    held, in_it = [100], [0]
+    times = []
+
+    def trim() -> None:
+        times.append(held[0])
+        held[0] -= in_it[0]
+        in_it[0] = 0
+
+    heap = Heap(50, lambda: held[0], trim)
+
+    def turns(count: int = LOOK_EVERY) -> None:
+        for _ in range(count):
+            heap.after_turn()
+
+    turns()
+    assert not times
+    held[0], in_it[0] = 150, 40
+    turns()
+    assert not times  # not more than the limit
+    held[0] = 151
+    turns(LOOK_EVERY - 1)
+    assert not times  # it isn't looked at in every turn
+    turns(1)
+    assert times == [151]
+    assert held == [111]
+    held[0] = 161  # what could not be given back is in use: 50 on top of it are no more than the limit
+    turns()
+    assert times == [151]
