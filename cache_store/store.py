@@ -77,6 +77,7 @@ class PrefixStore(Generic[B]):
         self._evicted_blocks = 0
         self._unwritten_blocks = 0
         self._memory_hit_tokens = 0
+        self._acquired = 0
         self._ssd_hit_tokens = 0
         self._missed_tokens = 0
 
@@ -116,6 +117,7 @@ class PrefixStore(Generic[B]):
                 raise KeyError(key)
             entries.append(entry)
         now = time.time()
+        self._acquired += len(entries)
         for entry in entries:
             entry.refs += 1
             entry.hits += 1
@@ -134,6 +136,7 @@ class PrefixStore(Generic[B]):
             if entry is None:
                 raise KeyError(key)
             self._pool.release(entry)
+            self._acquired -= 1
             if not entry.refs:
                 self._loose.pop(key, None)
 
@@ -179,6 +182,11 @@ class PrefixStore(Generic[B]):
     def nbytes(self) -> int:
         """Bytes that are kept in memory."""
         return self._pool.nbytes
+
+    @property
+    def acquired(self) -> int:
+        """Blocks and snapshots that were acquired and not released, each as often as it was."""
+        return self._acquired
 
     @property
     def pinned_bytes(self) -> int:

@@ -675,6 +675,7 @@ class PrefixStats(Struct, frozen=True, array_like=True):
 
     Bytes in memory and their limit now; bytes of the SSD directory, whoever wrote them, and their limit; bytes that
     wait to be written; reads or files that were wrong. Sum of bytes that left memory as requests needed it (`yielded`).
+    Blocks that rows hold now (`acquired`), each as often as it is held.
     """
 
     memory_tokens: int = 0
@@ -690,6 +691,7 @@ class PrefixStats(Struct, frozen=True, array_like=True):
     queued_bytes: int = 0
     faults: int = 0
     yielded: int = 0
+    acquired: int = 0
 
 
 class EngineStats(Struct, frozen=True, array_like=True):

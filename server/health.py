@@ -141,6 +141,7 @@ def _prefix_cache(prefix: PrefixStats) -> HealthPrefixCache:
         prefix.queued_bytes,
         prefix.faults,
         prefix.yielded,
+        prefix.acquired,
     )
 
 

@@ -395,6 +395,7 @@ class HealthPrefixCache(Struct):
     queued_bytes: int
     faults: int
     yielded_bytes: int
+    acquired_blocks: int
 
 
 class HealthEngine(Struct):

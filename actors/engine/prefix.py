@@ -126,6 +126,7 @@ class PrefixCache:
             store.ssd.queued_bytes,
             store.ssd.faults,
             yielded,
+            self.store.acquired,
         )
 
     def stops(self, length: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import math
 import random
 import time
@@ -22,6 +23,7 @@ from bench.harness import RunningServer
 from bench.load.over_http import build_request
 from protocol import AsyncClient, Client
 from protocol.codec import CodecError, encode, server_codec
+from protocol.ids import pack_ids
 from protocol.messages import (
     PROTOCOL_VERSION,
     CallFailed,
@@ -37,6 +39,7 @@ from protocol.sockets import connect_dealer
 
 AT_ONCE = 24  # connections of the hostile client
 PATIENCE = 10.0  # seconds for one answer
+PROMPT = list(range(1000, 1300))  # of clients that vanish: all but the first find its block in memory
 LAST = 1_000_000_007  # the number of the ping behind all frames
 
 
@@ -179,7 +182,8 @@ def _read(sockets: "Sequence[zmq.Socket[bytes]]", answers: "Counter[str]") -> No
 
 
 def vanishing(report: Report, server: RunningServer, clients: int) -> None:
-    """`clients` clients connect and vanish at random points; rows and file descriptors return to where they were."""
+    """`clients` clients connect and vanish at random points; rows, blocks in use and file descriptors return to where
+    they were."""
     server.wait_idle()
     pids = server.pids()
     uvloop.run(_vanish(server, 20))  # so that what is made once is there
@@ -190,6 +194,8 @@ def vanishing(report: Report, server: RunningServer, clients: int) -> None:
     report.measured("clients", clients)
     report.measured("seconds_until_idle", round(seconds, 2))
     report.expect(seconds < math.inf, "no row is left", server.load())
+    acquired = _acquired_blocks(server)
+    report.expect(acquired == 0, "no block is held any more", acquired)
     after = before
     for _ in range(100):
         after = descriptors(pids)
@@ -201,6 +207,17 @@ def vanishing(report: Report, server: RunningServer, clients: int) -> None:
     grown = {name: [before[name], after[name]] for name in before if after[name] > before[name]}
     report.expect(not grown, "file descriptors are back at their start value", grown)
     report.expect(server.pids() == pids, "no process was restarted")
+
+
+def _acquired_blocks(server: RunningServer) -> int:
+    """Blocks that rows hold, once the engine has told what is so now."""
+    acquired = 0
+    for _ in range(100):
+        acquired = int(server.health()["prefix_cache"]["acquired_blocks"])
+        if not acquired:
+            break
+        time.sleep(0.1)
+    return acquired
 
 
 def _settle(server: RunningServer, seconds: float) -> float:
@@ -220,7 +237,7 @@ def descriptors(pids: dict[str, int]) -> dict[str, int]:
 async def _vanish(server: RunningServer, count: int) -> None:
     seats = asyncio.Semaphore(60)
     draw = random.Random(count)
-    body = b'{"prompt": [1000, 1001, 1002], "max_tokens": 3000, "ignore_eos": true, "stream": true}'
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 3000, "ignore_eos": True, "stream": True}).encode()
     request = build_request(server.url, "/v1/completions", body)
     parts = urlsplit(server.url)
 
@@ -247,7 +264,9 @@ async def _vanish(server: RunningServer, count: int) -> None:
                 if step == 0:
                     socket.send(encode(Hello(PROTOCOL_VERSION, "vanishing")))
                 elif step == 1:
-                    socket.send(encode(Generate(1, SamplingParams(max_tokens=3000, ignore_eos=True), ids=b"\5\0\0\0")))
+                    socket.send(
+                        encode(Generate(1, SamplingParams(max_tokens=3000, ignore_eos=True), ids=pack_ids(PROMPT)))
+                    )
                 else:
                     socket.recv()
         finally:

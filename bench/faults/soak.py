@@ -273,6 +273,7 @@ class Soak:
         await self._settled(lambda: {path.name for path in run_dir.iterdir()} - expected, "files")
         wanted = {actor["pid"] for actor in actors} | {server.record.pid}
         await self._settled(lambda: {str(p.pid) for p in server.leftover() if p.pid not in wanted}, "processes")
+        await self._settled(lambda: {str(server.health()["prefix_cache"]["acquired_blocks"])} - {"0"}, "held blocks")
 
     async def _settled(self, left_over: Callable[[], set[str]], what: str) -> None:
         try:

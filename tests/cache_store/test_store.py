@@ -94,8 +94,11 @@ def test_a_block_evicted_while_it_waits_is_readable_from_memory(open_store: Open
     assert store.lookup(keys) == Hit(3, 0), "what is in use stays"
     assert store.lookup(others) == Hit(0, 3)
     assert [block.data for block in store.acquire(keys)] == [content(key, SIZE) for key in keys]
+    assert store.acquired == 6
     store.release(keys)
+    assert store.acquired == 3
     store.release(keys)
+    assert store.acquired == 0
     with pytest.raises((KeyError, ValueError)):
         store.release(keys)
     stats = store.stats()
