@@ -59,6 +59,9 @@ def main() -> int:
 
         return run_cast(args)
     me = Incarnation(args.run, args.role, args.index, args.epoch)
+    if args.role == "engine" and hasattr(os, "SCHED_BATCH"):
+        # Woken by a send, ZeroMQ's thread would take the core from the engine's own, and the streamer after it.
+        zmq.Context.instance().set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
     control = ControlChannel(zmq.Context.instance(), me.run_dir, me.role, me.index, me.epoch)
     log = structlog.get_logger()
     code = 0

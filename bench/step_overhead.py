@@ -2,8 +2,9 @@
 
     OPENBLAS_NUM_THREADS=1 LD_PRELOAD=<OpenBLAS> python -m bench.step_overhead [--rows 1 32 128 256] [--json FILE]
 
-Each round runs every case and every floor once, in another order; medians of the rounds are compared. A case is an
-engine whose rows all decode: scheduler, slots, forward, sampler, reading the tokens and housekeeping. A floor is the
+Each round runs every case and every floor once, in another order; medians of the rounds are compared. Where its arrays
+come to lie in memory makes a case up to a tenth faster or slower for as long as it lives, so all are made anew BUILDS times.
+A case is an engine whose rows all decode: scheduler, slots, forward, sampler, reading the tokens and housekeeping. A floor is the
 forward on mlx-lm's plain caches and what it names. All have as long a context, `--context` tokens and those since.
 MLX's buffer-cache limit is raised for all alike. The BLAS must be preloaded, as the engine's is.
 `python -m bench.step_overhead --child` answers requests line by line (`bench.mlx_child`).
@@ -35,6 +36,7 @@ from protocol.ids import pack_ids
 from protocol.messages import SamplingParams, Submit
 
 CACHE_LIMIT = 2 << 30
+BUILDS = 3  # times that every case and floor is made anew
 STEPS = 4  # in a row, so that an engine's steps overlap as they do when it serves
 Options = Callable[[int], dict[str, Any]]
 
@@ -152,19 +154,24 @@ class Steps:
 
 def measure(model: Model, rows: int, context: int, rounds: int, names: list[str]) -> dict[str, float]:
     """Median milliseconds per step of every floor and of the cases with these names."""
-    floor = Floor(model, rows, context)
-    cases: dict[str, Callable[[int], None]] = {name: partial(floor.run, after) for name, after in FLOORS.items()}
-    for name in names:
-        cases[name] = Steps(model, rows, context, OPTIONS[name]).run
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(rounds + 1):
-        for name in random.sample(list(cases), len(cases)):
-            mx.synchronize()
-            started = time.perf_counter()
-            cases[name](STEPS)
-            if number:
-                seconds[name].append((time.perf_counter() - started) / STEPS)
-        floor.advance(STEPS)
+    seconds: dict[str, list[float]] = {name: [] for name in [*FLOORS, *names]}
+    for build in range(min(BUILDS, rounds)):
+        floor = Floor(model, rows, context)
+        cases: dict[str, Callable[[int], None]] = {name: partial(floor.run, after) for name, after in FLOORS.items()}
+        for name in names:
+            cases[name] = Steps(model, rows, context, OPTIONS[name]).run
+        warm = build == 0  # the first round isn't counted
+        for number in range(-(-rounds // BUILDS) + warm):
+            for name in random.sample(list(cases), len(cases)):
+                mx.synchronize()
+                started = time.perf_counter()
+                cases[name](STEPS)
+                if number or not warm:
+                    seconds[name].append((time.perf_counter() - started) / STEPS)
+            floor.advance(STEPS)
+        del floor, cases
+        gc.collect()
+        mx.clear_cache()
     return {name: round(1000 * statistics.median(times), 3) for name, times in seconds.items()}
 
 

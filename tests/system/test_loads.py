@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from bench import null_server
 from bench.checks import loads
@@ -36,6 +38,17 @@ def test_streams_in_motion_have_the_tokens_of_their_solo_runs(server: RunningSer
     loads.parity(report, server, tiny_model, plan)
     assert report.failures == []
     assert report.figures["temperature 0: left"]["aborts"] > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's classes")
+def test_zeromqs_threads_take_no_core_from_the_engines(server: RunningServer):
+    pid = server.pids()["engine"]
+    threads = {each: (each / "comm").read_text().strip() for each in Path(f"/proc/{pid}/task").iterdir()}
+    classes = {int(each.name): os.sched_getscheduler(int(each.name)) for each in threads}
+    zeromq = {int(each.name) for each, name in threads.items() if name.startswith("ZMQbg")}
+    assert len(zeromq) >= 2
+    assert {tid for tid, kind in classes.items() if kind == os.SCHED_BATCH} == zeromq
+    assert classes[pid] == os.SCHED_OTHER
 
 
 def test_the_command_writes_figures_time_line_and_page(server: RunningServer, tmp_path: Path):
