@@ -3,9 +3,10 @@
     OPENBLAS_NUM_THREADS=1 LD_PRELOAD=<OpenBLAS> python -m bench.step_overhead [--rows 1 32 128 256] [--json FILE]
 
 Each round runs every case and every floor once, in another order; medians of the rounds are compared. Where its arrays
-come to lie in memory makes a case up to a tenth faster or slower for as long as it lives, so all are made anew BUILDS times.
-A case is an engine whose rows all decode: scheduler, slots, forward, sampler, reading the tokens and housekeeping. A floor is the
-forward on mlx-lm's plain caches and what it names. All have as long a context, `--context` tokens and those since.
+come to lie in memory makes a case up to a tenth faster or slower for as long as it lives, so all are made anew BUILDS
+times. A case is an engine whose rows all decode: scheduler, slots, forward, sampler, reading the tokens and
+housekeeping. A floor is the forward on mlx-lm's plain caches and what it names. All have as long a context,
+`--context` tokens and those since.
 MLX's buffer-cache limit is raised for all alike. The BLAS must be preloaded, as the engine's is.
 `python -m bench.step_overhead --child` answers requests line by line (`bench.mlx_child`).
 """
