@@ -265,9 +265,14 @@ function act(work) {
 function confirmed(text) {
   const dialog = at("confirm");
   at("confirm-text").textContent = text;
-  dialog.returnValue = "no";
   dialog.showModal();
-  return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "yes"), { once: true }));
+  // The close event comes a moment later, when the next question may be open already: an answer is what was pressed.
+  return new Promise((done) => {
+    const over = new AbortController();
+    const answer = (yes) => { over.abort(); done(yes); };
+    dialog.addEventListener("submit", (event) => answer(event.submitter.value === "yes"), { signal: over.signal });
+    dialog.addEventListener("close", () => { if (!dialog.open) answer(false); }, { signal: over.signal });
+  });
 }
 
 const prefixes = new PrefixView();
