@@ -8,6 +8,7 @@ Exit code 1 when one fails.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -450,6 +452,9 @@ def give_up(name: str, limit: float) -> None:
     """End this process, and the servers it started, when a check doesn't come to an end."""
     print(f"FAIL {name}: not done within {limit:g} s", flush=True)
     kill_all()
+    for child in psutil.Process().children(recursive=True):  # peers, and processes that measure
+        with contextlib.suppress(psutil.Error):
+            child.kill()
     os._exit(1)
 
 
