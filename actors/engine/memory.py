@@ -140,10 +140,10 @@ class Pool:
         self._used = True
         held = self._limit if self._wanted else mx.get_cache_memory()
         if clearing_due(self._age, held, self._limit, prefilled=prefilled and not self._wanted):
-            short = self._wanted
-            self.clear()
-            if short:
-                self._heap.give_back()
+            if self._wanted:
+                self.rest()
+            else:
+                self.clear()
         self._heap.after_turn()
 
     def clear(self) -> None:
