@@ -2,7 +2,16 @@
 
 import pytest
 
-from actors.engine.memory import LOOK_EVERY, Heap, available_for_weights, clearing_due, in_use, pool_limit
+from actors.engine.memory import (
+    FULL_POOL_REST,
+    LOOK_EVERY,
+    Heap,
+    Pool,
+    available_for_weights,
+    clearing_due,
+    in_use,
+    pool_limit,
+)
 
 LIMIT = 1000
 
@@ -63,3 +72,15 @@ def test_the_heap_gives_back_what_is_too_much() -> None:
     held[0] = 161  # what could not be given back is in use: 50 on top of it are no more than the limit
     turns()
     assert times == [151]
+
+
+def test_when_memory_is_short_the_heap_gives_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(1 << 40)
+    given: list[int] = []
+    monkeypatch.setattr(pool._heap, "give_back", lambda: given.append(1))
+    for _ in range(FULL_POOL_REST):
+        pool.after_turn(prefilled=True)
+    assert not given
+    pool.want_back()
+    pool.after_turn(prefilled=True)
+    assert given == [1]
