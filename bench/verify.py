@@ -3,7 +3,8 @@
     python bench/verify.py NAME…      run these, one after the other
     python bench/verify.py --list     say what there is
 
-A check takes at most ten minutes, the soak aside (SOAK_SECONDS, 1200). Its figures go to `bench/results/NAME.json`.
+A check takes at most ten minutes, those in LONGER aside (the soak: SOAK_SECONDS, 1200). Its figures go to
+`bench/results/NAME.json`.
 Exit code 1 when one fails.
 """
 
@@ -444,6 +445,7 @@ CHECKS: dict[str, Check] = {
 LONGER = {
     "soak": SOAK_SECONDS + 600.0,
     "compare": 2400.0,
+    "step-overhead": 1200.0,
     "peers-sampled-256": 1500.0,
 }  # checks that may take longer than LIMIT, in seconds
 

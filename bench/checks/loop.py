@@ -12,7 +12,7 @@ def step_overhead(report: Report, rows: list[int], demo_rows: list[int], *, roun
     with MlxChild("bench.step_overhead") as child:
         for name, counts in (("tiny", rows), ("demo", demo_rows)):
             for count in counts:
-                (result,) = child.ask([name, [count], 32, rounds], seconds=400)
+                (result,) = child.ask([name, [count], 32, rounds], seconds=900)
                 _judge(report, f"{name}_{count}", result, held)
 
 
