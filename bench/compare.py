@@ -2,7 +2,8 @@
 
     python bench/compare.py                         everything, in under 40 minutes (`make compare`)
     python bench/compare.py --quick                 small loads on the tiny model, to see that it works
-    python bench/compare.py --peers mlx_lm.server --workloads tiny-256
+    python bench/compare.py --peers mlx_lm.server --workloads tiny-256 --out FOLDER
+    python bench/compare.py --again --workloads demo-16     these anew; the figures of the others stay as they are
 
 Peers run as shipped, and under some loads with their best settings. What a peer has not done after 120 s is given up
 and reported as such; a peer that was cut, or failed altogether, is not asked again under that load. Writes
@@ -234,11 +235,34 @@ def write(
     (folder / "report.md").write_text(without_paths(compare_report.markdown(runs, workloads, bare, facts)))
 
 
-def compare_all(report: Report, workloads: Sequence[Workload], peers: Sequence[str], folder: Path, held: bool) -> None:
-    """Run, write and judge."""
+class _Result(msgspec.Struct):
+    runs: list[Run]
+    bare_limit: dict[str, float]
+
+
+def earlier(folder: Path, workloads: Sequence[Workload]) -> tuple[list[Run], dict[str, float]]:
+    """What `compare.json` in this folder has of other workloads."""
+    there = msgspec.json.decode((folder / "compare.json").read_bytes(), type=_Result)
+    names = {workload.name for workload in workloads}
+    bare = {name: limit for name, limit in there.bare_limit.items() if name not in names}
+    return [run for run in there.runs if run.workload not in names], bare
+
+
+def compare_all(
+    report: Report,
+    workloads: Sequence[Workload],
+    peers: Sequence[str],
+    folder: Path,
+    held: bool,
+    *,
+    again: bool = False,
+) -> None:
+    """Run, write and judge. With `again` the figures of other workloads that are in `folder` stay."""
     raise_file_limit()
+    kept, kept_bare = earlier(folder, workloads) if again else ([], {})
     runs, bare = compare(workloads, peers, lambda line: print(line, flush=True))
-    write(folder, runs, workloads, bare, peers)
+    runs, bare = kept + runs, kept_bare | bare
+    write(folder, runs, WORKLOADS if again else workloads, bare, peers)
     judge(report, runs, bare, held=held)
 
 
@@ -248,6 +272,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small loads on the tiny model")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS), metavar="PEER")
     parser.add_argument("--workloads", nargs="*", metavar="NAME", help="only these")
+    parser.add_argument("--again", action="store_true", help="keep the figures of other workloads from --out")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for report, figures and plots")
     args = parser.parse_args()
     exit_on_sigterm()
@@ -256,7 +281,7 @@ def main() -> int:
         parser.error("no workload of these names: " + ", ".join(workload.name for workload in WORKLOADS))
     report = Report(lambda line: print(line, flush=True))
     began = time.monotonic()
-    compare_all(report, chosen, args.peers, args.out, held=not args.quick)
+    compare_all(report, chosen, args.peers, args.out, held=not args.quick, again=args.again)
     report.measured("minutes", round((time.monotonic() - began) / 60, 1))
     return 1 if report.failures else 0
 

@@ -16,11 +16,20 @@ mpl.rcParams["svg.hashsalt"] = "callboard"  # the same figures give the same fil
 WHY = {
     "memory": "five processes, each with a Python of its own, and the engine keeps a pool of freed buffers as large as "
     "a full batch's logits, so that steps don't fault their pages anew",
-    "throughput": "the peer skips what every token costs here: two hops between processes",
+    "throughput": "a burst's prompts are computed some at a time between steps; the peer computes all of them first",
     "TTFT p50": "prompts wait for one another within `--decode-stall-target-ms`, so that running streams go on",
     "TTFT p99": "prompts wait for one another within `--decode-stall-target-ms`, so that running streams go on",
     "ITL p50": "more rows decode at the same time, so a step takes longer than that of a server which lets rows wait",
-    "ITL p99": "prompts that arrive are prefilled between steps, up to `--decode-stall-target-ms` at a time",
+    "ITL p99": "prompts that arrive are prefilled between steps, up to `--decode-stall-target-ms` at a time, or for a "
+    "second and more where a step alone takes longer than that",
+}
+# The same of a single stream, in a single run.
+WHY_ALONE = {
+    "throughput": "noise, or the two hops between processes that every token takes",
+    "TTFT p50": "a request takes four hops between processes, and two forwards where the peer takes one",
+    "TTFT p99": "a request takes four hops between processes, and two forwards where the peer takes one",
+    "ITL p50": "noise, or the two hops between processes that every token takes",
+    "ITL p99": "noise, or the two hops between processes that every token takes",
 }
 PLOTS = {"throughput": "tokens per second", "TTFT p99": "milliseconds", "ITL p99": "milliseconds", "memory": "MiB"}
 
@@ -97,8 +106,10 @@ def _row(runs: Sequence[Run], workload: str, label: str) -> str:
 def _where_we_lose(runs: Sequence[Run], workloads: Sequence[Workload]) -> str:
     lines = ["## Where Callboard loses\n"]
     found = losses(runs, workloads)
+    alone = {workload.name for workload in workloads if workload.plan.streams == 1}
     for loss in found:
-        lines.append(f"- {loss.workload}, {loss.metric}: {loss.ratio} of {loss.label}'s. Likely: {WHY[loss.metric]}.")
+        why = (WHY | WHY_ALONE if loss.workload in alone else WHY)[loss.metric]
+        lines.append(f"- {loss.workload}, {loss.metric}: {loss.ratio} of {loss.label}'s. Likely: {why}.")
     if not found:
         lines.append("Nowhere in these figures.")
     return "\n".join(lines) + "\n"

@@ -122,7 +122,7 @@ class Steps:
     def __init__(self, model: Model, rows: int, context: int, options: Options, first: int = 1) -> None:
         """`first` is the number of the first row: engines that share a model with adapters need rows of their own."""
         limits = Limits(max_num_seqs=rows, max_num_batched_tokens=1 << 20)
-        self._engine = Engine(model, limits)
+        self._engine = Engine(model, limits, pool_limit=CACHE_LIMIT)  # which all cases share
         for row in range(rows):
             ids = pack_ids((row + i) % 1000 for i in range(context))
             given: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "seed": row} | options(row)

@@ -71,14 +71,16 @@ class Engine:
         *,
         store: PrefixStore[PackedBlock] | None = None,
         stall_target: float = 0.1,
+        pool_limit: int | None = None,
         on_plan: Callable[[Plan], None] | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`store` keeps prefix blocks; without one every prompt is computed.
 
-        `stall_target` is how many seconds a step may take because of prefill. `on_plan` sees each turn's plan before
-        anything is done for it; `on_step` gets a record of all that the scheduler is told and decides.
+        `stall_target` is how many seconds a step may take because of prefill; `pool_limit` is how many bytes MLX's free
+        pool may hold, by default what one engine in a process needs. `on_plan` sees each turn's plan before anything
+        is done for it; `on_step` gets a record of all that the scheduler is told and decides.
         """
         # On a CPU forwards of one block are the fastest; elsewhere a chunk is one forward.
         forward_tokens = BLOCK if mx.default_device() == mx.cpu else limits.prefill_step_size
@@ -103,7 +105,9 @@ class Engine:
         self._batch = DecodeBatch(model, self._lane, self._prefix, self._constraints)
         self._rejected: list[tuple[int, str, str]] = []
         self._steps = 0
-        self._pool = memory.Pool(memory.pool_limit(limits.max_num_seqs, model.vocab_size))
+        if pool_limit is None:
+            pool_limit = memory.pool_limit(limits.max_num_seqs, model.vocab_size)
+        self._pool = memory.Pool(pool_limit)
         self._guard = MemoryGuard(limits.cache_bytes, self._prefix.store if self._prefix else None, self._pool)
         self._prefilled = False
         self._on_plan = on_plan
@@ -382,7 +386,8 @@ class Engine:
             for rid, priority in self._prefix.waited_for():
                 self._scheduler.lift(rid, priority)
         running_bytes = self._batch.needed(self._scheduler.leaving) + self._guard.pinned_bytes
-        plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running, spent), running_bytes)
+        waiting = self._scheduler.waiting + self._scheduler.prefilling
+        plan = self._scheduler.plan(self._pace.tokens(self._scheduler.running, waiting, spent), running_bytes)
         if self._on_plan is not None:
             self._on_plan(plan)
         if plan.admit:

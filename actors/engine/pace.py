@@ -5,6 +5,8 @@ Pure arithmetic, fed by `actors.engine.engine` with what it measured; no clock o
 
 # Seconds of prefill in a turn when nothing runs: a bound on how long commands and the supervisor's probes wait.
 LONE_TARGET = 1.0
+SLOW_STEP = 0.1  # seconds of a decode step, beyond which prompts are not made to wait for the stall target …
+MOST_TARGETS = 2.0  # … but get so many times LONE_TARGET at most
 MAX_TOKENS = 1 << 30  # of a turn without a target: other bounds hold
 FIRST_GUESS = 1024.0  # tokens per second, before anything was measured
 _WEIGHT_DOWN = 0.9
@@ -21,17 +23,24 @@ class Pace:
         self.prefill_speed = FIRST_GUESS  # tokens per second
         self.step_seconds = 0.0
 
-    def seconds(self, running: int) -> float:
-        """What a turn beside `running` rows may spend on prompts.
+    def seconds(self, running: int, waiting: int = 0) -> float:
+        """What a turn beside `running` rows may spend on prompts, while `waiting` rows are yet to run.
 
-        While rows decode, a turn is to take no longer than the stall target. A step that alone takes as long leaves
-        prefill as much again, so that neither starves.
+        While rows decode, a turn is to take no longer than the stall target. A step that takes more than half of that
+        leaves prefill as much again, so that neither starves. One that takes longer by itself, on a slow model, can't
+        meet the target whatever is done, and small forwards then cost nearly as much as large ones: so prompts get
+        what they get when nothing runs, and more when more rows wait than run.
         """
-        return max(self._stall_target - self.step_seconds, self.step_seconds) if running else LONE_TARGET
+        step, target = self.step_seconds, self._stall_target
+        if not running:
+            return LONE_TARGET
+        if step > max(target, SLOW_STEP):
+            return max(step, LONE_TARGET * min(max(waiting / running, 1.0), MOST_TARGETS))
+        return max(target - step, step)
 
-    def tokens(self, running: int, spent: float = 0.0) -> int:
+    def tokens(self, running: int, waiting: int = 0, spent: float = 0.0) -> int:
         """Prompt tokens for one turn beside `running` rows, of whose time `spent` seconds are gone."""
-        seconds = max(self.seconds(running) - spent, 0.0)
+        seconds = max(self.seconds(running, waiting) - spent, 0.0)
         return int(min(self.prefill_speed * seconds, MAX_TOKENS))
 
     def observe_step(self, seconds: float) -> None:

@@ -5,11 +5,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench import compare_report
 from bench.checks.report import Report
-from bench.compare import HELD, Contest, Place, judge
+from bench.compare import HELD, Contest, Place, earlier, judge, write
 from bench.comparison import METRICS, OURS, Ratio, Run, Workload, best_peer, losses, ratio
 from bench.load.plan import Plan
 from bench.load.summary import Spread
@@ -91,6 +92,14 @@ def test_the_report_shows_good_and_bad(tmp_path: Path):
     assert {file.name for file in tmp_path.iterdir()} == {
         f"{n}.svg" for n in ("throughput", "ttft-p99", "itl-p99", "memory")
     }
+
+
+def test_figures_of_workloads_that_are_not_run_again_stay(tmp_path: Path):
+    other = Workload("other", "Others", "tiny", PLAN)
+    theirs = [msgspec.structs.replace(run, workload="other") for run in RUNS]
+    write(tmp_path, [*RUNS, *theirs], [*WORKLOADS, other], {HELD: 220.0, "other": 10.0}, [])
+    assert earlier(tmp_path, [other]) == (RUNS, {HELD: 220.0})
+    assert earlier(tmp_path, WORKLOADS) == (theirs, {"other": 10.0})
 
 
 def contest(ends: float, tmp_path: Path) -> Contest:

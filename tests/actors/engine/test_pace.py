@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.engine.pace import LONE_TARGET, Pace
+from actors.engine.pace import LONE_TARGET, MOST_TARGETS, Pace
 
 STALL_TARGET = 0.1
 
@@ -26,9 +26,31 @@ def test_prefill_beside_running_rows_takes_the_stall_target(speed: float) -> Non
     assert seconds == pytest.approx(STALL_TARGET - 0.02, rel=0.1)
 
 
-def test_prefill_gets_as_much_as_a_step_that_is_longer_than_the_target() -> None:
+def test_prefill_gets_as_much_as_a_step_that_takes_most_of_the_target() -> None:
+    _, seconds = settle(1000.0, 0.08)
+    assert seconds == pytest.approx(0.08, rel=0.1)
+
+
+def test_beside_steps_that_are_slow_by_themselves_prompts_get_what_they_get_alone() -> None:
+    _, seconds = settle(1000.0, 0.2)
+    assert seconds == pytest.approx(LONE_TARGET, rel=0.1)
     _, seconds = settle(1000.0, 2.0)
-    assert seconds == pytest.approx(2.0, rel=0.1)
+    assert seconds == pytest.approx(2.0, rel=0.1)  # neither starves
+
+
+def test_beside_slow_steps_a_burst_gets_more() -> None:
+    pace, _ = settle(1000.0, 0.2)
+    few, many, most = (pace.seconds(running=8, waiting=waiting) for waiting in (8, 12, 1000))
+    assert few == LONE_TARGET
+    assert many == pytest.approx(1.5 * LONE_TARGET)
+    assert most == MOST_TARGETS * LONE_TARGET
+
+
+def test_a_target_that_is_shorter_than_quick_steps_lends_prompts_no_more_than_those() -> None:
+    pace = Pace(stall_target=0.01)
+    for _ in range(12):
+        pace.observe_step(0.03)
+    assert pace.seconds(running=1, waiting=100) == pytest.approx(0.03, rel=0.1)
 
 
 def test_with_nothing_running_a_turn_may_take_longer() -> None:
