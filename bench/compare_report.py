@@ -26,8 +26,8 @@ WHY = {
 # The same of a single stream, in a single run.
 WHY_ALONE = {
     "throughput": "noise, or the two hops between processes that every token takes",
-    "TTFT p50": "a request takes four hops between processes, and two forwards where the peer takes one",
-    "TTFT p99": "a request takes four hops between processes, and two forwards where the peer takes one",
+    "TTFT p50": "noise, or the four hops between processes that a request takes",
+    "TTFT p99": "noise, or the four hops between processes that a request takes",
     "ITL p50": "noise, or the two hops between processes that every token takes",
     "ITL p99": "noise, or the two hops between processes that every token takes",
 }

@@ -352,7 +352,7 @@ CHECKS: dict[str, Check] = {
     ),
     "vanish-1000": on_tiny(lambda report, server: hostile.vanishing(report, server, 1000)),
     "two-servers": lambda report: neighbours.two_servers(report, tiny_model()),
-    "step-overhead": lambda report: loop.step_overhead(report, [1, 32, 128, 256], [64], rounds=6),
+    "step-overhead": lambda report: loop.step_overhead(report, [1, 32, 128, 256], [64], rounds=9),
     "joins": lambda report: loop.joins(report, tiny_model(), rows=64, tokens=32_000),
     "mixed": lambda report: loop.mixed(report, tiny_model(), long=16_000, rows=63, short=300, rounds=9),
     "fairness": on_tiny(
