@@ -171,6 +171,8 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
     """A file for each table: its curves with their fits."""
     for table, common in ACROSS.items():
         rows = figures[table]
+        if not rows:  # not measured yet
+            continue
         curves = [(across, column, powers) for t, across, column, powers in FITS if t == table]
         drawn, axes = plt.subplots(1, len(curves) + 1, figsize=(4 * (len(curves) + 1), 3.4))
         axes[0].plot([row[common] for row in rows], [row["decoding_tokens_per_second"] for row in rows], marker="o")
