@@ -279,6 +279,8 @@ def main() -> int:
     chosen = [w for w in (QUICK if args.quick else WORKLOADS) if args.workloads is None or w.name in args.workloads]
     if not chosen:
         parser.error("no workload of these names: " + ", ".join(workload.name for workload in WORKLOADS))
+    if args.again and not (args.out / "compare.json").exists():
+        parser.error(f"there are no earlier figures in {args.out}; leave --again out, or name their folder by --out")
     report = Report(lambda line: print(line, flush=True))
     began = time.monotonic()
     compare_all(report, chosen, args.peers, args.out, held=not args.quick, again=args.again)

@@ -13,24 +13,19 @@ from bench.comparison import METRICS, OURS, Run, Value, Workload, best_peer, lab
 
 mpl.rcParams["svg.hashsalt"] = "callboard"  # the same figures give the same file
 
+_PROMPTS_WAIT = "prompts wait for one another within `--decode-stall-target-ms`, so that running streams go on"
+_HOPS = "noise, or the hops between processes that a request and each of its tokens take"
 WHY = {
     "memory": "five processes, each with a Python of its own, and the engine keeps a pool of freed buffers as large as "
     "a full batch's logits, so that steps don't fault their pages anew",
     "throughput": "a burst's prompts are computed some at a time between steps; the peer computes all of them first",
-    "TTFT p50": "prompts wait for one another within `--decode-stall-target-ms`, so that running streams go on",
-    "TTFT p99": "prompts wait for one another within `--decode-stall-target-ms`, so that running streams go on",
+    "TTFT p50": _PROMPTS_WAIT,
+    "TTFT p99": _PROMPTS_WAIT,
     "ITL p50": "more rows decode at the same time, so a step takes longer than that of a server which lets rows wait",
     "ITL p99": "prompts that arrive are prefilled between steps, up to `--decode-stall-target-ms` at a time, or for a "
     "second and more where a step alone takes longer than that",
 }
-# The same of a single stream, in a single run.
-WHY_ALONE = {
-    "throughput": "noise, or the two hops between processes that every token takes",
-    "TTFT p50": "noise, or the four hops between processes that a request takes",
-    "TTFT p99": "noise, or the four hops between processes that a request takes",
-    "ITL p50": "noise, or the two hops between processes that every token takes",
-    "ITL p99": "noise, or the two hops between processes that every token takes",
-}
+WHY_ALONE = dict.fromkeys(WHY, _HOPS) | {"memory": WHY["memory"]}  # of a single stream, in a single run
 PLOTS = {"throughput": "tokens per second", "TTFT p99": "milliseconds", "ITL p99": "milliseconds", "memory": "MiB"}
 
 
@@ -108,7 +103,7 @@ def _where_we_lose(runs: Sequence[Run], workloads: Sequence[Workload]) -> str:
     found = losses(runs, workloads)
     alone = {workload.name for workload in workloads if workload.plan.streams == 1}
     for loss in found:
-        why = (WHY | WHY_ALONE if loss.workload in alone else WHY)[loss.metric]
+        why = (WHY_ALONE if loss.workload in alone else WHY)[loss.metric]
         lines.append(f"- {loss.workload}, {loss.metric}: {loss.ratio} of {loss.label}'s. Likely: {why}.")
     if not found:
         lines.append("Nowhere in these figures.")
