@@ -361,7 +361,7 @@ CHECKS: dict[str, Check] = {
     ),
     "same-tokens": on_tiny(lambda report, server: same.same_tokens(report, server, tiny_model(), 100, 256)),
     "low-memory": lambda report: same.low_memory(report, tiny_model(), streams=64, tokens=600),
-    "flood": lambda report: floods.flood(report, tiny_model(), requests=2000, rounds=5, rest=32),
+    "flood": lambda report: floods.flood(report, tiny_model(), requests=2000, rounds=8, rest=32),
     "bare-256": bare(crowd(), bar=0.85),
     "sampled-256": bare(crowd(temperature=0.7, top_p=0.9), bar=None),
     "peers-256": against_peers(crowd(), bar=3.5, ttft=True),

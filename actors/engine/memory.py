@@ -16,7 +16,7 @@ CLEAR_EVERY = 1024  # turns
 FULL_POOL_REST = 16  # turns between two clearings of a full pool …
 FULL_POOL_REST_PREFILLING = 64  # … and while prefill fills it again at once
 FULL = 0.9
-LOOK_EVERY = 16  # turns between two looks at what the C library keeps
+LOOK_EVERY = 4  # turns between two looks at what the C library keeps
 IDLE_REST_S = 30.0  # seconds without work after which an idle engine clears the pool
 
 
@@ -75,34 +75,41 @@ def default_limit() -> int:
     return min(total * 8 // 10, mx.get_active_memory() + _cgroup_headroom())
 
 
-def outside() -> int:
-    """Bytes of this process beyond what MLX holds."""
-    return int(psutil.Process().memory_info().rss) - in_use()
-
-
 def trim() -> None:
     """Have the C library give free memory back to the system, where it keeps some (glibc)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
+class Outside:
+    """Bytes of this process beyond what MLX holds, where that is the machine's own memory."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+
+    def __call__(self) -> int:
+        return int(self._process.memory_info().rss) - in_use()
+
+
 class Heap:
-    """What the C library keeps of freed memory (`actors.allocator`): given back when it is more than `limit` bytes.
+    """What the C library keeps of freed memory (`actors.allocator`): given back when it and MLX's free pool are more
+    than `limit` bytes together. So a pool that is cleared, and filled again from the heap, counts once.
 
     `outside` tells the process's bytes beyond MLX's, `trim` gives back.
     """
 
-    def __init__(self, limit: int, outside: Callable[[], int] = outside, trim: Callable[[], None] = trim) -> None:
+    def __init__(self, limit: int, outside: Callable[[], int] | None = None, trim: Callable[[], None] = trim) -> None:
         self._limit = limit
-        self._outside = outside
+        self._outside = outside or Outside()
         self._trim = trim
         self._turns = 0
-        self._used = outside()
+        self._used = self._outside()
 
-    def after_turn(self) -> None:
-        """Give back what is too much."""
+    def after_turn(self, pooled: int) -> None:
+        """Give back what is too much beside a pool of `pooled` bytes."""
         self._turns += 1
-        if self._turns % LOOK_EVERY == 0 and self._outside() > self._used + self._limit:
+        look = self._turns % LOOK_EVERY == 0 or pooled >= FULL * self._limit
+        if look and self._outside() - self._used + pooled > self._limit:
             self.give_back()
 
     def give_back(self) -> None:
@@ -120,42 +127,43 @@ class Pool:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._heap = Heap(limit)
+        self._heap = None if mx.default_device() == mx.gpu else Heap(limit)  # a GPU's buffers come from elsewhere
         self._age = 0  # turns since it was cleared
         self._used = False
         self._wanted = False
 
     @property
     def used(self) -> bool:
-        """Whether there was a turn since it was cleared."""
+        """Whether there was a turn since all was given back."""
         return self._used
 
     def want_back(self) -> None:
-        """Memory is short: clear it as soon as one that is full would be."""
+        """Memory is short: give all back as soon as a pool that is full would be cleared."""
         self._wanted = True
 
     def after_turn(self, *, prefilled: bool) -> None:
         """Clear it if that is due."""
         self._age += 1
         self._used = True
-        held = self._limit if self._wanted else mx.get_cache_memory()
-        if clearing_due(self._age, held, self._limit, prefilled=prefilled and not self._wanted):
-            if self._wanted:
-                self.rest()
-            else:
-                self.clear()
-        self._heap.after_turn()
-
-    def clear(self) -> None:
-        """Give all of it back."""
-        mx.clear_cache()
-        self._age = 0
-        self._used = self._wanted = False
+        held = mx.get_cache_memory()
+        if self._wanted and clearing_due(self._age, self._limit, self._limit, prefilled=False):
+            self.rest()
+        elif clearing_due(self._age, held, self._limit, prefilled=prefilled):
+            self._clear()
+        if self._heap is not None:
+            self._heap.after_turn(mx.get_cache_memory())
 
     def rest(self) -> None:
         """Give all of it back, and what the C library keeps."""
-        self.clear()
-        self._heap.give_back()
+        self._clear()
+        self._used = self._wanted = False
+        if self._heap is not None:
+            self._heap.give_back()
+
+    def _clear(self) -> None:
+        """Give it back to the C library, which keeps it for the next large arrays."""
+        mx.clear_cache()
+        self._age = 0
 
 
 def clearing_due(age: int, held: int, limit: int, *, prefilled: bool) -> bool:

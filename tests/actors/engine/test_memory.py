@@ -3,6 +3,7 @@
 import pytest
 
 from actors.engine.memory import (
+    CLEAR_EVERY,
     FULL_POOL_REST,
     LOOK_EVERY,
     Heap,
@@ -44,7 +45,7 @@ def test_memory_is_told_in_bytes() -> None:
 
 
 def test_the_heap_gives_back_what_is_too_much() -> None:
-    held, in_it = [100], [0]
+    held, in_it, pooled = [100], [0], [0]
     times = []
 
     def trim() -> None:
@@ -56,7 +57,7 @@ def test_the_heap_gives_back_what_is_too_much() -> None:
 
     def turns(count: int = LOOK_EVERY) -> None:
         for _ in range(count):
-            heap.after_turn()
+            heap.after_turn(pooled[0])
 
     turns()
     assert not times
@@ -72,6 +73,20 @@ def test_the_heap_gives_back_what_is_too_much() -> None:
     held[0] = 161  # what could not be given back is in use: 50 on top of it are no more than the limit
     turns()
     assert times == [151]
+    in_it[0], pooled[0] = 50, 1  # … and the pool counts with it
+    turns()
+    assert times == [151, 161]
+
+
+def test_a_pool_that_is_cleared_in_the_last_turn_still_rests() -> None:
+    """What was in it is in the heap then."""
+    pool = Pool(1 << 40)
+    assert not pool.used
+    for _ in range(CLEAR_EVERY):
+        pool.after_turn(prefilled=False)
+    assert pool.used
+    pool.rest()
+    assert not pool.used
 
 
 def test_when_memory_is_short_the_heap_gives_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
