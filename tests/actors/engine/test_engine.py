@@ -5,6 +5,7 @@ import time
 from functools import partial
 from typing import Any
 
+import mlx.core as mx
 import msgspec
 import pytest
 
@@ -275,3 +276,37 @@ def test_a_prompt_that_can_never_fit_is_refused_with_numbers(model: Model, make_
     assert run.reasons == {0: "prompt_too_long", 1: "length"}
     assert "300 tokens" in run.errors[0]
     assert "--memory-limit" in run.errors[0]
+
+
+def test_beside_slow_steps_prompts_are_taken_in_large_turns_and_aborts_hurt_nobody(
+    model: Model, make_request, start_run, same_as_plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of a model that is large for its machine takes longer than the stall target by itself."""
+    forward = model.forward
+
+    def slow_forward(ids: mx.array, *args: Any) -> mx.array:
+        if ids.shape[1] == 1:
+            time.sleep(0.13)
+        return forward(ids, *args)
+
+    decoding = [make_request(rid, range(100 + rid, 110 + rid), 14, temperature=0.7) for rid in (1, 2)]
+    prompts = [make_request(rid, range(rid, rid + 300), 3) for rid in range(10, 16)]
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "forward", slow_forward)
+        run = start_run(model)
+        for each in decoding:
+            run.engine.submit(each)
+        for _ in range(6):  # the steps' length is learned
+            run.turn()
+        for each in prompts:
+            run.engine.submit(each)
+        run.turn()
+        assert run.engine.stats.prefilled > 256  # that many fit the first turn, before any speed was measured
+        run.engine.abort([2, 12])
+        for _ in range(2):
+            run.turn()
+        assert run.engine.stats.prefilling + run.engine.stats.waiting == 0
+        run.finish()
+    kept = [decoding[0], *(each for each in prompts if each.rid != 12)]
+    assert set(run.reasons) == {each.rid for each in kept}
+    same_as_plain(model, kept, {each.rid: run.tokens[each.rid] for each in kept})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.engine.pace import LONE_TARGET, MOST_TARGETS, Pace
+from actors.engine.pace import FIRST_TOKENS, LONE_TARGET, MOST_TARGETS, Pace
 
 STALL_TARGET = 0.1
 
@@ -62,3 +62,24 @@ def test_a_few_tokens_hardly_change_the_speed() -> None:
     pace, _ = settle(10_000.0, 0.02)
     pace.observe_prefill(3, 0.03)
     assert pace.prefill_speed > 9_000
+
+
+def test_one_step_that_was_slow_by_chance_stalls_nobody() -> None:
+    pace, _ = settle(1000.0, 0.01)
+    for seconds in (3.0, 0.01, 0.01, 0.01):
+        pace.observe_step(seconds)
+        assert pace.seconds(running=8, waiting=100) == pytest.approx(STALL_TARGET - 0.01)
+    for _ in range(2):  # two of three are no chance
+        pace.observe_step(3.0)
+    assert pace.seconds(running=8, waiting=100) > LONE_TARGET
+
+
+def test_until_prompts_were_measured_a_turn_takes_few_tokens() -> None:
+    """On a machine of 20 tokens per second the first guess alone would make a turn of most of a minute."""
+    pace = Pace(STALL_TARGET)
+    assert pace.tokens(running=0) == FIRST_TOKENS
+    for _ in range(8):
+        pace.observe_prefill(2, 0.1)  # short prompts say little
+        assert pace.tokens(running=0) == FIRST_TOKENS
+    pace.observe_prefill(FIRST_TOKENS, FIRST_TOKENS / 20.0)
+    assert pace.tokens(running=0) < 5 * 20 * LONE_TARGET
