@@ -50,16 +50,21 @@ class RowLogprobs(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """One step that has come back: a token for each of `rids`, and log-probabilities of rows that asked."""
+    """One step that has come back: a token for each of `rids`, and log-probabilities of rows that asked.
+
+    `forwarded`: there was a forward in it, and not only the draw behind the only row's prompt.
+    """
 
     rids: list[int]
     tokens: list[int]
     logprobs: dict[int, RowLogprobs]
+    forwarded: bool
 
 
 class _Step(NamedTuple):
     slots: list[list[int]]
     drawn: list[Drawn]
+    forwarded: bool
 
 
 def _arrays(logprobs: LogProbs | None) -> list[mx.array]:
@@ -188,6 +193,7 @@ class DecodeBatch:
         if not every:
             return
         slots = [group.slots() for group in every]
+        forwarded = not all(group.has_logits for group in every)
         if any(group.constrained for group in every):
             drawn = self._launch_constrained(every, before)
         else:
@@ -199,7 +205,7 @@ class DecodeBatch:
             self._lane.dispatch([cuts, [(step.tokens, _arrays(step.logprobs)) for step in drawn]], early=early)
             if not any(cuts):
                 self._uncut = self._lane.begun
-        self._in_flight.append(_Step(slots, drawn))
+        self._in_flight.append(_Step(slots, drawn, forwarded))
 
     def _launch_constrained(self, every: list[RowGroup | SoloRow], before: Callable[[], None]) -> list[Drawn]:
         """Start a step in two parts: the forward, and behind it the draw, whose masks need the tokens of the step
@@ -231,7 +237,7 @@ class DecodeBatch:
         """Wait for the oldest step in flight and read it."""
         step = self._in_flight.popleft()
         mx.eval([(drawn.tokens, _arrays(drawn.logprobs)) for drawn in step.drawn])
-        collected = Collected([], [], {})
+        collected = Collected([], [], {}, step.forwarded)
         for rids, drawn in zip(step.slots, step.drawn, strict=True):
             tokens: list[int] = drawn.tokens.tolist()  # type: ignore[assignment]  # of one dimension
             live = [(rid, token) for rid, token in zip(rids, tokens, strict=True) if rid != FREE]

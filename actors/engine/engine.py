@@ -403,7 +403,8 @@ class Engine:
         self._swap_adapters(plan)
         step_before = self._batch.in_flight > 0
         began = 0.0
-        for forwards, _ in enumerate(self._prefill.run(plan.chunks)):
+        alone = plan.join[0] if plan.decode == 1 == len(plan.join) and not len(self._siblings) else None
+        for forwards, _ in enumerate(self._prefill.run(plan.chunks, alone)):
             began = began or self._lane.began
             self._collect(outcome, ended=began)
             # Of rows that are only admitted nobody needs to hear before a short prompt's token.
@@ -506,7 +507,8 @@ class Engine:
             return
         step = self._batch.collect()
         now = ended or self._clock()
-        self._pace.observe_step(now - self._step_began)
+        if step.forwarded:
+            self._pace.observe_step(now - self._step_began)
         self._step_began = now
         taken = self._scheduler.take(step.rids, step.tokens)
         outcome.rids, outcome.tokens, outcome.logprobs = taken.rids, taken.tokens, step.logprobs

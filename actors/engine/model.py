@@ -5,7 +5,7 @@ Used by the engine process alone, on its one thread. The tokenizer is not loaded
 
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -79,6 +79,7 @@ class Model:
         self.row_memory = RowMemory()
         self.block_layout: BlockLayout | None = None  # none until a first step, or for a kind that can't be cut
         self.adapters: Adapters | None = None
+        self.splits_head = False  # whether `next_logits` works, known after a first step
         self.building = 0.0  # seconds that mlx-lm's own Python took to build graphs
 
     def hidden(self, ids: mx.array, caches: list[Cache] | None) -> mx.array:
@@ -99,17 +100,21 @@ class Model:
 
         `rids` names the rows, each of which gets its adapter; those of unknown ones get the bare model.
         """
+        return self._built(lambda: self._network(ids, cache=caches), rids)
+
+    def next_logits(self, ids: mx.array, caches: list[Cache], rids: Sequence[int] = ()) -> mx.array:
+        """Logits (rows, vocabulary) behind the last of `ids` alone, else like `forward`. For models that `splits_head`
+        tells of."""
+        return self._built(lambda: self.head(self.hidden(ids, caches)[:, -1:])[:, -1], rids)
+
+    def _built(self, build: Callable[[], mx.array], rids: Sequence[int]) -> mx.array:
         began = time.perf_counter()
         if self.adapters is None:
-            logits = self._logits(ids, caches)
+            logits = build()
         else:
             with self.adapters.chosen(rids):
-                logits = self._logits(ids, caches)
+                logits = build()
         self.building += time.perf_counter() - began
-        return logits
-
-    def _logits(self, ids: mx.array, caches: list[Cache]) -> mx.array:
-        logits: mx.array = self._network(ids, cache=caches)
         return logits
 
     def new_caches(self) -> list[Cache]:
@@ -283,9 +288,20 @@ def try_out(model: Model) -> int:
         mx.eval(logits)
         model.row_memory = row_memory(caches)
         model.block_layout = block_layout(caches)
+        model.splits_head = _splits_head(model)
     except Exception as error:
         raise ModelError(f"{model.files.path} loads, but a first step fails: {error}") from error
     return int(logits.shape[-1])
+
+
+def _splits_head(model: Model) -> bool:
+    """Whether the output layer that `Model.head` finds is all that turns hidden states into logits, to the bit."""
+    ids = mx.array([[0, 1]], mx.uint32)
+    try:
+        found = model.head(model.hidden(ids, model.new_caches()))
+    except (AttributeError, TypeError, KeyError):  # built otherwise
+        return False
+    return bool(mx.array_equal(found, model.forward(ids, model.new_caches())))
 
 
 def _size(count: int) -> str:

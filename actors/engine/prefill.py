@@ -5,7 +5,9 @@ Used by `actors.engine.engine` on the engine's one thread. Launches work on the 
 Short prompts that fit one turn whole are run together, padded on the right and sorted by length so that little
 is padding. Longer ones run alone, chunk by chunk, in forwards of about `forward_tokens` that end on block borders:
 batching gains nothing there. Prefix blocks are cut on these borders (`Cutter`). No logits are computed: they are lazy
-and nobody asks for them, and the last token of each prompt is left to the row's first decode step.
+and nobody asks for them, and the last token of each prompt is left to the row's first decode step. But where one row
+alone is to decode, a step of its own would read all weights once more for one token: its last short forward takes that
+token in, too, and its logits are the first step's.
 """
 
 from collections.abc import Iterable, Iterator
@@ -58,12 +60,15 @@ class Joining(msgspec.Struct, frozen=True):
 
     `caches` is one list for each row, or, of rows that were prefilled together, one list of batched caches. Batches
     of plain caches are padded on the right (`right_padded`), so that neighbours can be copied in one piece.
+
+    `logits`, (1, vocabulary), are of one row whose caches hold its last id, too: those of its first step.
     """
 
     rows: list[Row]
     caches: list[Any]
     batched: bool
     right_padded: bool
+    logits: mx.array | None = None
 
     def row_caches(self, place: int) -> list[Cache]:
         """Unbatched caches of one row."""
@@ -86,6 +91,7 @@ class Prefill:
         self._rows: dict[int, Row] = {}
         self._caches: dict[int, list[Cache]] = {}
         self._grouped: list[Joining] = []
+        self._logits: mx.array | None = None  # of the row that `run` took to its end
 
     def add(self, row: Row) -> None:
         """A row that will come up in chunks."""
@@ -106,21 +112,23 @@ class Prefill:
         self._rows.clear()
         self._caches.clear()
         self._grouped.clear()
+        self._logits = None
         self._lane.wait()
 
-    def run(self, chunks: list[Chunk]) -> Iterator[None]:
+    def run(self, chunks: list[Chunk], alone: int | None = None) -> Iterator[None]:
         """Dispatch the chunks of one turn; yields after each forward. Those that are `whole` must be joined in the
-        same turn."""
+        same turn. `alone` is the one row that is to decode in this turn."""
+        self._logits = None
         short = [chunk for chunk in chunks if self._grouped_with_others(chunk)]
         short.sort(key=lambda chunk: chunk.tokens)
         for group in group_by_length([chunk.tokens for chunk in short]):
             if len(group) == 1 and short[group.start].tokens <= ONE_FORWARD:  # the same without a batch of one
-                yield from self._run_alone(short[group.start])
+                yield from self._run_alone(short[group.start], alone)
             else:
                 yield from self._run_group([short[i].rid for i in group])
         for chunk in chunks:
             if not self._grouped_with_others(chunk):
-                yield from self._run_alone(chunk)
+                yield from self._run_alone(chunk, alone)
 
     def _grouped_with_others(self, chunk: Chunk) -> bool:
         # Only plain caches can be cut when the whole group is computed.
@@ -135,7 +143,8 @@ class Prefill:
         if alone:
             rows = [self._rows.pop(rid) for rid in alone]
             caches = [self._caches.pop(rid) if rid in self._caches else self._model.new_caches() for rid in alone]
-            joining.append(Joining(rows, caches, batched=False, right_padded=False))
+            logits, self._logits = self._logits, None
+            joining.append(Joining(rows, caches, batched=False, right_padded=False, logits=logits))
         return joining
 
     def _run_group(self, rids: list[int]) -> Iterator[None]:
@@ -167,7 +176,7 @@ class Prefill:
             yield
         self._grouped.append(Joining(rows, caches, batched=True, right_padded=plain))
 
-    def _run_alone(self, chunk: Chunk) -> Iterator[None]:
+    def _run_alone(self, chunk: Chunk, alone: int | None) -> Iterator[None]:
         caches = self._caches.get(chunk.rid)
         if caches is None:
             caches = self._caches[chunk.rid] = self._model.new_caches()
@@ -176,6 +185,11 @@ class Prefill:
         start, last = chunk.start, chunk.start + chunk.tokens
         while start < last:
             end = forward_end(start, last, self._forward_tokens, stops)
+            if chunk.rid == alone and self._model.splits_head and takes_last(start, end, len(ids)):
+                self._logits = self._model.next_logits(mx.array(ids[None, start:]), caches, [chunk.rid])
+                self._lane.dispatch([self._logits, [cache.state for cache in caches]])
+                yield
+                return
             self._model.forward(mx.array(ids[None, start:end]), caches, [chunk.rid])
             cuts = self._cutter.of_row(chunk.rid, caches, start, end) if self._cutter is not None else []
             start = end
@@ -205,6 +219,12 @@ def forward_end(start: int, last: int, tokens: int, stops: list[int]) -> int:
     end = start + tokens
     end = max(end // BLOCK * BLOCK, start + min(tokens, BLOCK - start % BLOCK))
     return min([end, last, *(stop for stop in stops if stop > start)])
+
+
+def takes_last(start: int, end: int, length: int) -> bool:
+    """Whether a forward of a row of `length` ids takes in its last one, too. It is short, as all of the last layer then
+    has to be computed, not only its keys and values; and no block ends in it, whose cut would hold a token too many."""
+    return end == length - 1 and length - start <= ONE_FORWARD and start // BLOCK == end // BLOCK
 
 
 def group_by_length(lengths: list[int]) -> list[range]:

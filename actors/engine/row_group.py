@@ -42,6 +42,7 @@ class RowGroup:
         self._aim = (0, 0)  # slots and room that it has, or is on its way to
         self._there = True
         self._inputs = mx.zeros((0,), mx.uint32)  # each slot's last token; may still be in computation
+        self._logits: mx.array | None = None  # of the next step, when they came with the only row's prompt
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -132,6 +133,9 @@ class RowGroup:
             slot = self._take_slot(joining.rows[place])
             for mine, theirs in zip(self._caches, joining.row_caches(place), strict=True):
                 mine.load(slot, theirs)
+        if joining.logits is not None:
+            assert self.span == 1
+            self._logits = joining.logits
 
     def _as_run(self, joining: Joining, places: list[int]) -> slice | None:
         # Neighbours of a right-padded batch that fit behind the last slot are one write per array.
@@ -247,6 +251,11 @@ class RowGroup:
             cache.paste_row(slot, row)
 
     @property
+    def has_logits(self) -> bool:
+        """Whether the next step needs no forward."""
+        return self._logits is not None
+
+    @property
     def constrained(self) -> int:
         """How many rows need a mask."""
         return len(self._sampler.constrained)
@@ -267,6 +276,10 @@ class RowGroup:
         """Build the logits of one decode step, (slots, vocabulary); `draw` must follow."""
         assert self.longest < self.room
         live = list(self._slots.values())
+        if self._logits is not None:
+            logits, self._logits = self._logits, None
+            self._lengths[live] += 1
+            return logits
         at = Positions(self._lengths, live)
         for cache in self._caches:
             cache.step(at)

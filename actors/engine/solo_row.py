@@ -35,6 +35,7 @@ class SoloRow:
         self._rid = FREE
         self._length = 0  # tokens in the caches
         self._inputs = mx.zeros((0,), mx.uint32)
+        self._logits: mx.array | None = None  # of the first step, when they came with the prompt
 
     def __len__(self) -> int:
         return int(self._rid != FREE)
@@ -56,6 +57,7 @@ class SoloRow:
         self._inputs = mx.array(row.ids[-1:])
         self._rid = row.rid
         self._length = len(row.ids) - 1
+        self._logits = joining.logits
 
     def remove(self, rids: Iterable[int]) -> None:
         """Let the row go if it is among these."""
@@ -66,6 +68,11 @@ class SoloRow:
     def slots(self) -> list[int]:
         """The row's rid."""
         return [self._rid]
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the next step needs no forward."""
+        return self._logits is not None
 
     @property
     def constrained(self) -> int:
@@ -85,6 +92,9 @@ class SoloRow:
     def forward(self) -> mx.array:
         """Build the logits of one decode step, (1, vocabulary); `draw` must follow."""
         self._length += 1
+        if self._logits is not None:
+            logits, self._logits = self._logits, None
+            return logits
         return self._model.forward(self._inputs[:, None], self._caches, [self._rid])[:, -1, :]
 
     def draw(self, logits: mx.array, allowed: mx.array | None = None) -> Drawn:

@@ -46,6 +46,28 @@ def test_rows_with_a_cache_that_cant_be_batched_run_beside_each_other(
     changing_batch(model, make_request, start_run, same_as_plain)
 
 
+@pytest.mark.parametrize("kind", [*(kind for kind, _ in UNBOUNDED), "not batched"])
+def test_a_row_alone_and_another_that_joins_it(kind: str, kind_model, make_request, start_run, same_as_plain) -> None:
+    """A lone row's last short forward brings its first token, too."""
+    model = kind_model("plain" if kind == "not batched" else kind)
+    assert model.splits_head is (kind not in ("recurrent", "list"))  # those name their parts otherwise
+    if kind == "not batched":
+        model.batches_rows = model.batches_prefill = False
+    draw = random.Random(2)
+    lengths = [2, 64, 65, 66, 257, 258, 300, 320, 321, 30, 34]
+    requests = [
+        make_request(rid, [draw.randrange(10, VOCABULARY) for _ in range(length)], 4, temperature=[0.0, 0.8][rid % 2])
+        for rid, length in enumerate(lengths)
+    ]
+    run = start_run(model)
+    for each in requests[:-2]:
+        run.all([each])
+    run.engine.submit(requests[-2])
+    run.turn()
+    run.all(requests[-1:])
+    same_as_plain(model, requests, run.tokens)
+
+
 def changing_batch(model: Model, make_request, start_run, same_as_plain) -> None:
     """Rows of many lengths that join, leave and are aborted get the tokens of their plain runs."""
     draw = random.Random(1)

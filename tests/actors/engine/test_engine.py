@@ -310,3 +310,25 @@ def test_beside_slow_steps_prompts_are_taken_in_large_turns_and_aborts_hurt_nobo
     kept = [decoding[0], *(each for each in prompts if each.rid != 12)]
     assert set(run.reasons) == {each.rid for each in kept}
     same_as_plain(model, kept, {each.rid: run.tokens[each.rid] for each in kept})
+
+
+@pytest.mark.parametrize(
+    ("length", "forwards"),
+    [(1, 1), (2, 1), (40, 1), (64, 1), (65, 2), (300, 2), (320, 2), (321, 3)],
+)
+def test_a_short_prompt_alone_takes_one_forward_to_its_first_token(
+    model: Model, make_request, start_run, monkeypatch: pytest.MonkeyPatch, length: int, forwards: int
+) -> None:
+    """A step of its own for the last token would read all weights once more."""
+    seen: list[int] = []
+    built = model._built
+
+    def counted(build: Any, rids: Any) -> mx.array:
+        seen.append(1)
+        return built(build, rids)
+
+    monkeypatch.setattr(model, "_built", counted)
+    run = start_run(model)
+    run.all([make_request(1, range(100, 100 + length), 1)])
+    assert len(run.tokens[1]) == 1
+    assert len(seen) == forwards
