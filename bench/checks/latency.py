@@ -3,6 +3,7 @@
 import statistics
 from pathlib import Path
 
+from bench import bare_chain
 from bench.checks.report import Report
 from bench.harness import RunningServer
 from bench.latency import Sample, measure, p50_ms, table
@@ -15,10 +16,14 @@ def latency(report: Report, model: Path, requests: int, *serve: str) -> None:
     """16 ids in, one id out, tiny model: the medians of the round trip over ipc and over HTTP.
 
     Each is held against the engine's time in the model for it, prefill and step, as docs/performance.md defines it.
-    How much of the rest is in the engine, between its taking the request in and its sending the token, is shown, too.
+    How much of the rest is in the engine, between its taking the request in and its sending the token, is shown, too;
+    and what a bare chain of three processes takes beyond the model on this machine, before and after.
     """
+    chains = [statistics.median(bare_chain.measure(model, requests))]
     with RunningServer(model, *serve) as server:
         samples = measure(server, requests)
+    chains.append(statistics.median(bare_chain.measure(model, requests)))
+    report.measured("bare_chain_beyond_the_model_ms", [round(chain * 1000, 3) for chain in chains])
     judge(report, samples)
 
 
