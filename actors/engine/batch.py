@@ -95,6 +95,7 @@ class DecodeBatch:
         self._groups: list[RowGroup] = []
         self._solo: list[SoloRow] = []
         self._in_flight: deque[_Step] = deque()
+        self._unwritten: list[RowGroup] = []  # groups whose last step was a draw alone
         self._uncut = 0  # the dispatch that was the last step, if no blocks were cut behind it
         self._steps = 0
         self._joined = False  # since the last step
@@ -194,6 +195,7 @@ class DecodeBatch:
             return
         slots = [group.slots() for group in every]
         forwarded = not all(group.has_logits for group in every)
+        self._unwritten = [group for group in self._groups if group.has_logits]
         if any(group.constrained for group in every):
             drawn = self._launch_constrained(every, before)
         else:
@@ -229,6 +231,17 @@ class DecodeBatch:
         self._lane.follow([(steps[group].tokens, _arrays(steps[group].logprobs)) for group in logits])
         return [steps[group] for group in every]
 
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether `write_slots` has something to do."""
+        return bool(self._unwritten)
+
+    def write_slots(self) -> None:
+        """Have rows written into their slots whose first step needed only a draw. Until then their prompts' own caches
+        are kept, too."""
+        groups, self._unwritten = self._unwritten, []
+        self._lane.dispatch([group.arrays() for group in groups])
+
     def _cuts(self, every: list[RowGroup | SoloRow]) -> list[list[mx.array]]:
         """Prefix blocks that end with the forwards just built; they are dispatched together with these."""
         return [group.cut(self._cutter) for group in every] if self._cutter is not None else []
@@ -252,6 +265,7 @@ class DecodeBatch:
         self._groups = []
         self._solo = []
         self._wanted.clear()
+        self._unwritten = []
         self._merging = None
         self._in_flight.clear()
 

@@ -402,6 +402,7 @@ class Engine:
             self._prefill.add(self._requests[rid].row())
         self._swap_adapters(plan)
         step_before = self._batch.in_flight > 0
+        fresh = plan.decode == len(plan.join)
         began = 0.0
         alone = plan.join[0] if plan.decode == 1 == len(plan.join) and not len(self._siblings) else None
         for forwards, _ in enumerate(self._prefill.run(plan.chunks, alone)):
@@ -433,12 +434,18 @@ class Engine:
         if not plan.decode and (self._prefix is not None or self._batch.in_flight):
             self._lane.wait()  # what is left of the last step counts as the model's time
         self._collect(outcome, keep=1 if plan.decode else 0)
-        if plan.decode and not self._scheduler.goes_on:
-            # Nothing is to be built meanwhile, so these tokens need not wait for another turn.
+        if plan.decode and (fresh or not self._scheduler.goes_on):
+            # Nothing is to be built meanwhile, so these tokens need not wait for another turn; nor do first ones of
+            # rows that are all there is: a CPU has them only when it is nearly through the step after.
             if outcome.rids:
                 outcome = self._pass_on(outcome, deliver)
             self._lane.wait()
-            self._collect(outcome)
+            self._collect(outcome, timed=not step_before)
+            if self._batch.has_unwritten:
+                outcome = self._pass_on(outcome, deliver)
+                if self._resets != resets:
+                    return
+                self._batch.write_slots()
         if self._prefix is not None:
             self._prefix.settle()
         if plan.decode or plan.chunks or step_before:
@@ -501,13 +508,14 @@ class Engine:
         """Housekeeping of an engine that has been idle for a while."""
         self._pool.rest()
 
-    def _collect(self, outcome: Outcome, keep: int = 0, ended: float = 0.0) -> None:
-        """Read the step in flight, if there are more than `keep`. `ended` is when it was done, if that was before."""
+    def _collect(self, outcome: Outcome, keep: int = 0, ended: float = 0.0, timed: bool = True) -> None:
+        """Read the step in flight, if there are more than `keep`. `ended` is when it was done, if that was before;
+        `timed`, whether the time since the last reading tells its length."""
         if self._batch.in_flight <= keep:
             return
         step = self._batch.collect()
         now = ended or self._clock()
-        if step.forwarded:
+        if step.forwarded and timed:
             self._pace.observe_step(now - self._step_began)
         self._step_began = now
         taken = self._scheduler.take(step.rids, step.tokens)

@@ -16,7 +16,9 @@ CLEAR_EVERY = 1024  # turns
 FULL_POOL_REST = 16  # turns between two clearings of a full pool …
 FULL_POOL_REST_PREFILLING = 64  # … and while prefill fills it again at once
 FULL = 0.9
-LOOK_EVERY = 4  # turns between two looks at what the C library keeps
+LOOK_EVERY = 4  # turns between two looks at what the C library keeps …
+HEAP_REST = 16  # … and between two times that it is given back
+KEPT = 1.5  # times the pool's limit that it and the C library may keep together
 IDLE_REST_S = 30.0  # seconds without work after which an idle engine clears the pool
 
 
@@ -102,20 +104,22 @@ class Heap:
         self._limit = limit
         self._outside = outside or Outside()
         self._trim = trim
-        self._turns = 0
+        self._age = 0  # turns since all was given back
         self._used = self._outside()
 
     def after_turn(self, pooled: int) -> None:
         """Give back what is too much beside a pool of `pooled` bytes."""
-        self._turns += 1
-        look = self._turns % LOOK_EVERY == 0 or pooled >= FULL * self._limit
-        if look and self._outside() - self._used + pooled > self._limit:
+        self._age += 1
+        if self._age < HEAP_REST or self._age % LOOK_EVERY:
+            return
+        if self._outside() - self._used + pooled > self._limit:
             self.give_back()
 
     def give_back(self) -> None:
         """Give back all that is free; what is left then is in use."""
         self._trim()
         self._used = self._outside()
+        self._age = 0
 
 
 class Pool:
@@ -127,7 +131,9 @@ class Pool:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._heap = None if mx.default_device() == mx.gpu else Heap(limit)  # a GPU's buffers come from elsewhere
+        self._heap = (
+            None if mx.default_device() == mx.gpu else Heap(int(KEPT * limit))
+        )  # a GPU's buffers come from elsewhere
         self._age = 0  # turns since it was cleared
         self._used = False
         self._wanted = False

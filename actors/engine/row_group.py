@@ -65,6 +65,10 @@ class RowGroup:
         """Bytes of all caches."""
         return sum(cache.nbytes for cache in self._caches)
 
+    def arrays(self) -> list[mx.array]:
+        """What all slots are in."""
+        return [array for cache in self._caches for array in cache.every_array()]
+
     @property
     def largest_array(self) -> int:
         """Bytes of the largest of its arrays."""
@@ -121,7 +125,7 @@ class RowGroup:
         self.compact(max_free=0)
         self.aim_at(len(self._rids), rounded_room(self.longest + 1))
         while self.approach(allowance=1):
-            mx.eval([list(cache.every_array()) for cache in self._caches])
+            mx.eval(self.arrays())
 
     def join(self, joining: Joining, places: list[int]) -> None:
         """Take in these rows of `joining`. There must be free slots, with room for their next tokens."""

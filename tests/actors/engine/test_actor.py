@@ -164,9 +164,9 @@ def test_the_first_step_names_admitted_rows_and_the_load(streamer: Streamer, mak
 def test_an_abort_right_behind_its_submit_is_not_lost(streamer: Streamer, make_request) -> None:
     streamer.send(submit(make_request, streamer, 1, [3] * 10, 5000))
     streamer.send(Abort(EPOCH, streamer.number, [1, 99]))
-    streamer.send(submit(make_request, streamer, 2, [3] * 10, 3))
+    streamer.send(submit(make_request, streamer, 2, [3] * 10, 20))
     tokens, _ = streamer.until_ended({2})
-    assert set(tokens) == {2}
+    assert len(tokens.get(1, [])) < 10  # of turns that began before the abort arrived
 
 
 def test_an_abort_ends_a_running_row(engine: EngineProcess, streamer: Streamer, make_request) -> None:
@@ -304,6 +304,7 @@ def test_rows_whose_step_could_not_be_sent_fail_and_are_told_later(tiny_model: P
         actor.turn()  # admits them
         assert step_codec.decode(peer.recv()).admitted == [1, 2]
         actor._socket = Clogged(socket, times=2)
+        actor.turn()  # launches the second step
         actor.turn()
         assert actor.faults == 1
         assert actor.stats().running == 0

@@ -240,12 +240,14 @@ def test_tokens_behind_which_nothing_is_launched_come_in_their_own_turn(model: M
     (outcome,) = outcomes
     assert (outcome.admitted, outcome.rids, outcome.ended) == ([0], [0], [0])
     assert before <= outcome.admitted_at <= time.monotonic()
-    run.engine.submit(make_request(1, range(10, 30), 2))
+    run.engine.submit(make_request(1, range(10, 30), 3))
+    run.engine.turn(outcomes.append)
+    assert [each.rids for each in outcomes[1:]] == [[1]]  # nobody else's next step is to be built
     run.engine.turn(outcomes.append)
     run.engine.submit(make_request(2, range(10, 30), 1))
     run.engine.turn(outcomes.append)
     # The step that was in flight is told by itself, then what ends here.
-    assert [each.rids for each in outcomes[1:]] == [[], [1], [1, 2]]
+    assert [each.rids for each in outcomes[2:]] == [[1], [1, 2]]
 
 
 def test_stats_add_up_what_was_done(model: Model, make_request, start_run) -> None:
@@ -332,3 +334,24 @@ def test_a_short_prompt_alone_takes_one_forward_to_its_first_token(
     run.all([make_request(1, range(100, 100 + length), 1)])
     assert len(run.tokens[1]) == 1
     assert len(seen) == forwards
+
+
+@pytest.mark.parametrize("length", [2, 40, 300])
+def test_the_first_token_of_a_row_alone_does_not_wait_for_its_second_step(
+    model: Model, make_request, start_run, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """On a CPU a dispatch comes back only when it is nearly done, so it would come a step late."""
+    run = start_run(model)
+    had: list[int] = []
+    built = model._built
+
+    def counted(build: Any, rids: Any) -> mx.array:
+        had.append(len(run.tokens.get(1, [])))
+        return built(build, rids)
+
+    monkeypatch.setattr(model, "_built", counted)
+    run.all([make_request(1, range(100, 100 + length), 5)])
+    assert len(run.tokens[1]) == 5
+    steps = had[-4:]  # those behind the first token
+    assert steps[0] == 1
+    assert all(tokens == 0 for tokens in had[:-4])

@@ -5,6 +5,7 @@ import pytest
 from actors.engine.memory import (
     CLEAR_EVERY,
     FULL_POOL_REST,
+    HEAP_REST,
     LOOK_EVERY,
     Heap,
     Pool,
@@ -55,7 +56,7 @@ def test_the_heap_gives_back_what_is_too_much() -> None:
 
     heap = Heap(50, lambda: held[0], trim)
 
-    def turns(count: int = LOOK_EVERY) -> None:
+    def turns(count: int = HEAP_REST) -> None:
         for _ in range(count):
             heap.after_turn(pooled[0])
 
@@ -70,6 +71,9 @@ def test_the_heap_gives_back_what_is_too_much() -> None:
     turns(1)
     assert times == [151]
     assert held == [111]
+    held[0] += 60
+    turns(HEAP_REST - 1)
+    assert times == [151]  # nor trimmed again at once
     held[0] = 161  # what could not be given back is in use: 50 on top of it are no more than the limit
     turns()
     assert times == [151]

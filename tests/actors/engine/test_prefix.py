@@ -66,6 +66,22 @@ def test_a_hit_changes_no_token_around_block_borders(
         assert cold.tokens[each.rid] == warm.tokens[each.rid]
 
 
+@pytest.mark.parametrize(("kind", "length"), [("plain", 256), ("quantized", 256), ("hybrid", 2048)])
+def test_a_block_that_ends_with_a_prompt_whose_last_forward_brings_its_first_token(
+    kind: str, length: int, kind_model, make_request, start_run
+) -> None:
+    """The block is cut behind a step that was a draw alone."""
+    model = kind_model(kind)
+    ids = prompt(length + 40)
+    run = start_run(model, Limits(prefill_step_size=64), store=memory())
+    run.all([make_request(0, ids[:length], 3)])
+    run.all([make_request(1, ids, 4)])
+    assert run.cached[1] == length
+    cold = start_run(model)
+    cold.all([make_request(0, ids[:length], 3), make_request(1, ids, 4)])
+    assert run.tokens == cold.tokens
+
+
 def test_the_next_turn_of_a_chat_hits_what_was_generated(model: Model, make_request, start_run) -> None:
     run = start_run(model, store=memory())
     ids = prompt(200)
