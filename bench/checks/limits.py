@@ -64,9 +64,12 @@ def bare(report: Report, model: Path, plan: Plan, *, rounds: int, bar: float | N
 
 
 def single_stream(report: Report, server: RunningServer, model: Path, *, tokens: int, rounds: int, bar: float) -> None:
-    """One stream through the whole system over ZeroMQ against mlx_lm's own, alternating: tokens per second."""
+    """One stream through the whole system over ZeroMQ against mlx_lm's own, alternating: tokens per second.
+
+    The time to the first token is shown, too.
+    """
     request = {"prompt": list(PROMPT), "tokens": tokens}
-    ratios, ours, theirs, decode = [], [], [], []
+    ratios, ours, theirs, decode, first, their_first = [], [], [], [], [], []
     same = True
     with MlxChild("bench.single_stream", str(model)) as child, Client(endpoint=server.endpoint) as client:
         for number in range(rounds + 1):
@@ -78,10 +81,17 @@ def single_stream(report: Report, server: RunningServer, model: Path, *, tokens:
                 ours.append(tokens / times[-1])
                 ratios.append(ours[-1] / theirs[-1])
                 decode.append((other["times"][-1] - other["times"][0]) / (times[-1] - times[0]))
+                first.append(times[0])
+                their_first.append(other["times"][0])
     report.measured("mlx_lm_tokens_per_second", spread(theirs))
     report.measured("tokens_per_second", spread(ours))
     report.measured("ratios", [round(ratio, 3) for ratio in ratios])
     report.measured("ratios_after_the_first_token", [round(ratio, 3) for ratio in decode])
+    report.measured("prompt_tokens", len(PROMPT))
+    report.measured("mlx_lm_first_token_ms", spread([1000 * seconds for seconds in their_first], 1))
+    report.measured("first_token_ms", spread([1000 * seconds for seconds in first], 1))
+    shares = [mine / other for mine, other in zip(first, their_first, strict=True)]
+    report.measured("first_token_ratio", round(statistics.median(shares), 3))
     report.measured("same_tokens", same)
     ratio = statistics.median(ratios)
     report.measured("ratio", round(ratio, 3))
