@@ -11,7 +11,6 @@ SLOW_STEP = 0.1  # seconds of a decode step, beyond which prompts are not made t
 MOST_TARGETS = 2.0  # … but get so many times LONE_TARGET at most
 MAX_TOKENS = 1 << 30  # of a turn without a target: other bounds hold
 FIRST_GUESS = 1024.0  # tokens per second, before anything was measured
-FIRST_TOKENS = 256  # of a turn until as many were measured: on a slow machine the guess would make it far too long
 _LAST_STEPS = 3  # whose median counts: one that was slow by chance says nothing of the model
 _WEIGHT_DOWN = 0.9
 _WEIGHT = 0.5  # of the newest measurement, less for one of few tokens, where fixed costs hide the speed
@@ -52,18 +51,19 @@ class Pace:
     def tokens(self, running: int, waiting: int = 0, spent: float = 0.0) -> int:
         """Prompt tokens for one turn beside `running` rows, of whose time `spent` seconds are gone."""
         seconds = max(self.seconds(running, waiting) - spent, 0.0)
-        most = MAX_TOKENS if self._measured >= FIRST_TOKENS else FIRST_TOKENS
-        return int(min(self.prefill_speed * seconds, most))
+        return int(min(self.prefill_speed * seconds, MAX_TOKENS))
 
     def observe_step(self, seconds: float) -> None:
         """Learn from one decode step."""
         self._last_steps.append(seconds)
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
-        """Learn from `tokens` prompt tokens that took `seconds`; few of them say little."""
-        self._measured += tokens
+        """Learn from `tokens` prompt tokens that took `seconds`; few of them say little, yet more than a guess."""
         full = min(_FULL_WEIGHT_TOKENS, _FULL_WEIGHT_SECONDS * self.prefill_speed)
         speed = tokens / max(seconds, 1e-6)
         # Slower than thought is believed sooner: that is when others wait.
-        weight = (_WEIGHT if speed > self.prefill_speed else _WEIGHT_DOWN) * min(1.0, tokens / full)
+        weight = _WEIGHT if speed > self.prefill_speed else _WEIGHT_DOWN
+        if speed > self.prefill_speed or self._measured >= _FULL_WEIGHT_TOKENS:
+            weight *= min(1.0, tokens / full)
+        self._measured += tokens
         self.prefill_speed += weight * (speed - self.prefill_speed)

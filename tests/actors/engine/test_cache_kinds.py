@@ -54,7 +54,7 @@ def test_a_row_alone_and_another_that_joins_it(kind: str, kind_model, make_reque
     if kind == "not batched":
         model.batches_rows = model.batches_prefill = False
     draw = random.Random(2)
-    lengths = [2, 64, 65, 66, 257, 258, 300, 320, 321, 30, 34]
+    lengths = [2, 64, 65, 66, 257, 300, 560, 576, 577, 30, 34]
     requests = [
         make_request(rid, [draw.randrange(10, VOCABULARY) for _ in range(length)], 4, temperature=[0.0, 0.8][rid % 2])
         for rid, length in enumerate(lengths)
