@@ -442,6 +442,7 @@ class Engine:
             self._lane.wait()
             self._collect(outcome, timed=not step_before)
             if self._batch.has_unwritten:
+                turn_began = self._lap(turn_began)
                 outcome = self._pass_on(outcome, deliver)
                 if self._resets != resets:
                     return
@@ -452,8 +453,7 @@ class Engine:
             self._steps += 1
         self._prefilled = bool(plan.chunks)
         self._prefilled_tokens += plan.prefill_tokens
-        self._turning += self._clock() - turn_began - self._delivering
-        self._delivering = 0.0
+        self._lap(turn_began)
         self._pass_on(outcome, deliver)
         self._delivering = 0.0
 
@@ -475,6 +475,13 @@ class Engine:
         deliver(outcome)
         self._delivering += self._clock() - began
         return Outcome()
+
+    def _lap(self, began: float) -> float:
+        """Count the turn's time since `began`, without what `deliver` took of it. Returns now."""
+        now = self._clock()
+        self._turning += now - began - self._delivering
+        self._delivering = 0.0
+        return now
 
     def _begin_restored(self, ready: list[Ready], outcome: Outcome) -> None:
         """Rows that waited for their prefixes go on behind them."""

@@ -18,6 +18,7 @@ def test_the_parts_of_a_request_are_all_of_it(server: RunningServer, monkeypatch
         assert sum(sample.parts) == pytest.approx(sample.total)
         assert 0 < sample.in_model < sample.in_engine < sample.total
         assert sample.parts[latency.PARTS.index("tokenizer")] == 0
+        assert sample.parts[latency.PARTS.index("engine: Python")] > 0
     judge(report, samples)
     assert len(report.claims) == 2
 
