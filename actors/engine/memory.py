@@ -131,9 +131,8 @@ class Pool:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._heap = (
-            None if mx.default_device() == mx.gpu else Heap(int(KEPT * limit))
-        )  # a GPU's buffers come from elsewhere
+        # A GPU's buffers come from elsewhere.
+        self._heap = None if mx.default_device() == mx.gpu else Heap(int(KEPT * limit))
         self._age = 0  # turns since it was cleared
         self._used = False
         self._wanted = False
