@@ -404,7 +404,7 @@ class Engine:
         step_before = self._batch.in_flight > 0
         fresh = plan.decode == len(plan.join)
         began = 0.0
-        alone = plan.join[0] if plan.decode == 1 == len(plan.join) and not len(self._siblings) else None
+        alone = plan.join[0] if fresh and plan.decode == 1 and not len(self._siblings) else None
         for forwards, _ in enumerate(self._prefill.run(plan.chunks, alone)):
             began = began or self._lane.began
             self._collect(outcome, ended=began)

@@ -150,11 +150,12 @@ class Pool:
         """Clear it if that is due."""
         self._age += 1
         self._used = True
-        held = mx.get_cache_memory()
-        if self._wanted and clearing_due(self._age, self._limit, self._limit, prefilled=False):
-            self.rest()
-        elif clearing_due(self._age, held, self._limit, prefilled=prefilled):
-            self._clear()
+        held = self._limit if self._wanted else mx.get_cache_memory()
+        if clearing_due(self._age, held, self._limit, prefilled=prefilled and not self._wanted):
+            if self._wanted:
+                self.rest()
+            else:
+                self._clear()
         if self._heap is not None:
             self._heap.after_turn(mx.get_cache_memory())
 

@@ -355,3 +355,21 @@ def test_the_first_token_of_a_row_alone_does_not_wait_for_its_second_step(
     steps = had[-4:]  # those behind the first token
     assert steps[0] == 1
     assert all(tokens == 0 for tokens in had[:-4])
+
+
+def test_a_reset_while_the_first_token_of_a_row_alone_is_delivered(model: Model, make_request, start_run) -> None:
+    """The streamer is gone in that very moment. The next one's rids begin anew, and nothing of the old row is left."""
+    run = start_run(model)
+    run.engine.submit(make_request(1, range(100, 140), 5))
+    resets: list[Outcome] = []
+
+    def deliver(outcome: Outcome) -> None:
+        if outcome.rids:
+            resets.append(outcome)
+            run.engine.reset()
+
+    run.engine.turn(deliver)
+    assert [each.rids for each in resets] == [[1]]
+    assert run.engine.stats.running == 0
+    again = [make_request(1, range(200, 230), 5), make_request(2, range(300, 340), 5)]
+    assert run.all(again) == start_run(model).all(again)
