@@ -97,10 +97,10 @@ def test_clients_that_vanish_count_as_such():
 
 def test_a_comparison_runs_in_pairs_and_is_written(server: RunningServer, tiny_model: Path, tmp_path: Path):
     plan = Plan(via="http", streams=4, requests=8, prompt_tokens=9, max_tokens=5)
-    storm = msgspec.structs.replace(plan, aborts=0.5)
+    storm = msgspec.structs.replace(plan, max_tokens=40, aborts=0.5)
     workloads = [Workload("crowd", "A crowd", "tiny", plan), Workload("storm", "A storm", "tiny", storm)]
     contest = Contest(tiny_model, (server.url, server.pids()), lambda _: None, time.monotonic() + 60)
-    with null_server.running("http") as (url, _, pid):
+    with null_server.running("http", step_ms=1) as (url, _, pid):
         contest.meet("null", False, lambda: nullcontext((url, {"peer": pid})), workloads)
     assert [(run.server, run.pair) for run in contest.runs] == [
         ("callboard", 1),
