@@ -411,6 +411,12 @@ CHECKS: dict[str, Check] = {
     "compiling": on_demo(lambda report, server: structured.compiling(report, server, tokens=150, factor=1.3)),
     "texts": project.text_properties,
     "fuzz": on_tiny(lambda report, server: fuzz.schemathesis_finds_nothing(report, server, 120)),
+    "fuzz-embed": on_tiny(
+        lambda report, server: fuzz.schemathesis_finds_nothing(report, server, 120), "--task", "embed"
+    ),
+    "fuzz-rerank": on_tiny(
+        lambda report, server: fuzz.schemathesis_finds_nothing(report, server, 120), "--task", "rerank"
+    ),
     "check": project.make_check,
     "parity-256": on_tiny(parity_256),
     "engine-busy": on_tiny(

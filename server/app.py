@@ -15,6 +15,7 @@ from server.backends import Backends
 from server.calls import JsonCall, cancel_request, detokenize, tokenize
 from server.chat import parse_chat
 from server.completions import parse_completion
+from server.cross_origin import CrossOrigin
 from server.endpoints import GenerateEndpoint
 from server.errors import ApiError, on_api_error, on_http_exception, on_unexpected
 from server.health import HealthEndpoints
@@ -49,6 +50,7 @@ def make_app(
                 expose_headers=["x-request-id", "retry-after"],
             )
         )
+    middleware.append(Middleware(CrossOrigin, allowed=options.allow_origins))
     if options.api_keys:
         middleware.append(Middleware(ApiKeys, keys=options.api_keys, backends=backends))
     app = Starlette(

@@ -22,6 +22,7 @@ BODY_TIMEOUT = "body_timeout"
 UNSUPPORTED = "unsupported_parameter"
 INVALID_API_KEY = "invalid_api_key"
 KEY_NOT_ALLOWED = "key_not_allowed"
+ORIGIN_NOT_ALLOWED = "origin_not_allowed"
 
 MAX_MESSAGE = 2000  # characters; a message may quote what the client sent
 MAX_PARAM = 200
@@ -47,6 +48,7 @@ _SHOWN = {
     UNSUPPORTED: Shown(400, _BAD, UNSUPPORTED),
     INVALID_API_KEY: Shown(401, "authentication_error", INVALID_API_KEY),
     KEY_NOT_ALLOWED: Shown(403, "permission_error", KEY_NOT_ALLOWED),
+    ORIGIN_NOT_ALLOWED: Shown(403, "permission_error", ORIGIN_NOT_ALLOWED),
     codes.RATE_LIMITED: Shown(429, "rate_limit_error", codes.RATE_LIMITED, 1.0),
     codes.MODEL_NOT_FOUND: Shown(404, _BAD, codes.MODEL_NOT_FOUND),
     NOT_FOUND: Shown(404, _BAD, NOT_FOUND),
@@ -71,6 +73,7 @@ _SHOWN = {
 _ANTHROPIC = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",

@@ -14,6 +14,8 @@ import openai
 import pytest
 
 from bench.ask import post
+from bench.checks import fuzz
+from bench.checks.report import Report
 from bench.curl_lines import curl_lines, run_curl
 from bench.harness import RunningServer
 from protocol import AsyncClient, Client
@@ -126,6 +128,12 @@ def test_what_a_server_was_not_started_for_is_400(embedder: RunningServer, serve
     ):
         answer = post(url + path, body)
         assert answer.status == 400, (path, answer.body)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_request_breaks_a_server_that_embeds(embedder: RunningServer, report: Report):
+    fuzz.schemathesis_finds_nothing(report, embedder, 4)
+    assert report.failures == []
 
 
 def test_documents_are_ranked_as_by_a_direct_forward(tiny_model: Path):
