@@ -23,8 +23,8 @@ VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate conn
   vanish-1000 two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
   sampled-256 peers-256 peers-sampled-256 single-stream scaling lora prefix-ttft prefix-restore prefix-shared \
   prefix-hits prefix-chat prefix-cost prefix-itl prefix-same prefix-same-demo prefix-kill prefix-trouble \
-  clients clients-at-once latency node fair-clients retries schemas mixed-options compiling texts fuzz fuzz-embed fuzz-rerank check \
-  parity-256 engine-busy streams-512 harness compare rooms block-kills block-damage \
+  clients clients-at-once latency node fair-clients retries schemas mixed-options compiling texts fuzz fuzz-embed \
+  fuzz-rerank check parity-256 engine-busy streams-512 harness compare rooms block-kills block-damage \
   block-disk dashboard dashboard-figures dashboard-cost metrics kv-events doctor models soak
 VERIFY_LONG := soak compare
 
