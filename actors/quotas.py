@@ -4,7 +4,9 @@ Pure: the clock is passed in. Owned by the one thread of the streamer, with seve
 was used is forgotten with the process.
 """
 
-from protocol.errors import RATE_LIMITED
+import math
+
+from protocol.errors import INVALID_REQUEST, RATE_LIMITED
 from protocol.messages import CallFailed, Charge, Done, Quota
 
 
@@ -40,6 +42,9 @@ class Quotas:
 
     def charge(self, charge: Charge, now: float) -> Done | CallFailed:
         """Account for a charge, or refuse the request it is for. With any tokens left a request may begin."""
+        for quota in charge.quotas:
+            if fault := _fault_of(quota):
+                return CallFailed(charge.ref, INVALID_REQUEST, fault, "quotas")
         wanted = {"requests": float(charge.requests), "tokens": 1.0 if charge.requests else 0.0}
         buckets = [(quota, self._bucket(charge.name, quota, now)) for quota in charge.quotas]
         if charge.requests:
@@ -61,6 +66,17 @@ class Quotas:
             bucket = self._buckets[name, quota] = Bucket(quota, now)
         bucket.fill(now)
         return bucket
+
+
+def _fault_of(quota: Quota) -> str:
+    """What is wrong with a quota, "" when nothing is."""
+    if quota.kind not in ("requests", "tokens"):
+        return f"a quota is of requests or tokens, not of {quota.kind!r}"
+    if quota.amount < 1:
+        return f"the amount of a quota must be at least 1, not {quota.amount}"
+    if not 0 < quota.seconds < math.inf:
+        return f"the seconds of a quota must be greater than 0 and finite, not {quota.seconds}"
+    return ""
 
 
 def _span(seconds: float) -> str:

@@ -11,6 +11,7 @@ MAX_SEED = 2**63 - 1
 MIN_SEED = -(2**63)
 MAX_PRIORITY = 2**31 - 1
 MAX_TOP_K = 2**31 - 1
+MAX_TOKENS = 2**31 - 1  # that a request can name
 MAX_ID = 2**32 - 1
 GRAMMARS = ("json_object", "json", "json_line", "regex", "choice", "grammar")
 MAX_GRAMMAR_CHARS = 256 << 10
@@ -58,7 +59,7 @@ def check_params(params: SamplingParams, vocab_size: int = 0) -> None:
     _in_range("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if params.seed is not None and not MIN_SEED <= params.seed <= MAX_SEED:
         raise InvalidParam("seed", "seed must fit in 64 bits, signed")
-    _in_range("thinking_budget", params.thinking_budget, 0, MAX_TOP_K)
+    _in_range("thinking_budget", params.thinking_budget, 0, MAX_TOKENS)
     _check_length(params)
     _check_grammar(params.grammar)
     _check_stops(params, vocab_size)
@@ -68,8 +69,7 @@ def check_params(params: SamplingParams, vocab_size: int = 0) -> None:
 def _check_length(params: SamplingParams) -> None:
     if params.max_tokens is not None and params.max_tokens < 1:
         raise InvalidParam("max_tokens", f"max_tokens must be at least 1, not {params.max_tokens}")
-    if params.min_tokens < 0:
-        raise InvalidParam("min_tokens", f"min_tokens must be at least 0, not {params.min_tokens}")
+    _in_range("min_tokens", params.min_tokens, 0, MAX_TOKENS)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         text = f"min_tokens must be at most the number of tokens asked for, {params.max_tokens}"
         raise InvalidParam("min_tokens", f"{text}, not {params.min_tokens}")

@@ -185,6 +185,11 @@ class DecodeBatch:
             group.remove(gone)
         self._groups = [group for group in self._groups if len(group)]
         self._solo = [row for row in self._solo if len(row)]
+        # A group that is gone keeps its caches as long as anything knows it, and there may be no next step.
+        self._wanted = {group: slots for group, slots in self._wanted.items() if len(group)}
+        if self._merging is not None and not all(map(len, self._merging)):
+            self._merging = None
+        self._unwritten = [group for group in self._unwritten if len(group)]
 
     def launch(self, before: Callable[[], None]) -> None:
         """Start one decode step of all rows. `before` is called when its graph is built, just before it starts."""

@@ -92,7 +92,7 @@ class Constraint:
     @property
     def may_not_stop(self) -> bool:
         """Whether `stop_ids` are to be masked, unless nothing else is left."""
-        return self.consumed < self._min_tokens and self.asks_grammar
+        return self.consumed < self._min_tokens and self.only is None
 
     @property
     def error(self) -> str:

@@ -199,7 +199,7 @@ class Engine:
         )
         stop_ids = frozenset(params.stop_token_ids)
         # Behind the end of a grammar nothing but the end of the text is allowed.
-        ending = stop_ids if request.ignore_eos and not constrained else stop_ids | self._model.eos_token_ids
+        ending = stop_ids if request.ignore_eos and params.grammar is None else stop_ids | self._model.eos_token_ids
         stops = tuple(sorted(ending))
         options = row_options(request, params, stops, len(ids) - request.prompt_tokens, constrained)
         budget = self._budget(len(ids), request.budget)

@@ -23,7 +23,7 @@ from actors.model_files import read_model_files
 from actors.pooling import read_pooling
 from actors.quotas import Quotas
 from actors.streamer.admission import Admission
-from actors.streamer.clients import ClientConnection, Clients
+from actors.streamer.clients import FAILED, ClientConnection, Clients
 from actors.streamer.detokenizer import DetokenizerFactory
 from actors.streamer.dialect import Dialect
 from actors.streamer.engine_link import EngineLink, Loss
@@ -343,7 +343,11 @@ class StreamerActor(Actor):
             elif client is None:
                 self._clients.send(identity, Refused(PROTOCOL_VERSION, "say Hello first"))
             else:
-                self._answer(client, message)
+                try:
+                    self._answer(client, message)
+                except Exception:  # one client's message must not end all others' streams
+                    log.exception("a message failed", client=client.name, message=type(message).__name__)
+                    self._answer_failure(client, message)
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
@@ -405,9 +409,28 @@ class StreamerActor(Actor):
             case Forget(ref=ref, key=key):
                 self._clients.send(client.identity, Done(ref, int(self._kept.drop(key))))
 
+    def _answer_failure(self, client: ClientConnection, message: ClientMessage) -> None:
+        """Say of a message that it could not be served, by a fault of ours."""
+        if isinstance(message, Generate):
+            for ref in (message.ref, *message.more_refs):
+                stream = self._streams.get(client.streams.pop(ref, -1))
+                if stream is not None:
+                    self._end(stream, "failed", code=errors.INTERNAL_ERROR, message=FAILED)
+                else:
+                    end = End(ref, "failed", code=errors.INTERNAL_ERROR, message=FAILED)
+                    self._clients.gather(client.identity, None, end)
+        elif not isinstance(message, Hello | Ping | Cancel | Credit):
+            self._clients.send(client.identity, CallFailed(message.ref, errors.INTERNAL_ERROR, FAILED))
+
+    def _give_up(self, stream: Stream) -> None:
+        """A fault of ours in the work for one stream ends that one alone. Called where it was caught."""
+        log.exception("a stream failed", rid=stream.rid, label=stream.label[:MAX_NAME])
+        if stream.rid in self._streams:
+            self._end(stream, "failed", code=errors.INTERNAL_ERROR, message=FAILED)
+
     def _figures(self, asked: AskFigures) -> Figures:
         now = time.monotonic()
-        shown = islice(self._streams.values(), max(0, asked.streams))
+        shown = islice(self._streams.values(), min(max(0, asked.streams), len(self._streams)))
         names = {client.identity: client.name for client in self._clients}
         return Figures(
             asked.ref,
@@ -520,7 +543,10 @@ class StreamerActor(Actor):
         for rid in rids:
             stream = self._streams.get(rid)
             if stream is not None:
-                self._prompt_known(stream, request, result, thinking)
+                try:
+                    self._prompt_known(stream, request, result, thinking)
+                except Exception:
+                    self._give_up(stream)
 
     def _prompt_known(self, stream: Stream, request: Generate, result: Encoded, thinking: Thinking | None) -> None:
         if result.code:
@@ -677,7 +703,11 @@ class StreamerActor(Actor):
             if stream is None:
                 continue
             if reasons.get(rid) != "stop":
-                stream.push(token, now, logprobs.get(rid))
+                try:
+                    stream.push(token, now, logprobs.get(rid))
+                except Exception:
+                    self._give_up(stream)
+                    continue
                 if rid in first:
                     self._meter.begun(stream.timing(now), stream.lead)
                 if stream.stopped:
@@ -692,7 +722,11 @@ class StreamerActor(Actor):
                 self._pools.fail(rid, reason, texts.get(rid, ""))
                 continue
             if reason in ("stop", "length"):
-                stream.finish_text()
+                try:
+                    stream.finish_text()
+                except Exception:
+                    self._give_up(stream)
+                    continue
                 self._end(stream, "finished", "stop" if stream.stopped else reason)
             else:
                 outcome = "rejected" if reason in (errors.INVALID_REQUEST, errors.PROMPT_TOO_LONG) else "failed"
@@ -782,11 +816,14 @@ class StreamerActor(Actor):
 
     def _flush(self) -> None:
         while True:
-            gone = self._clients.flush()
+            gone, garbled = self._clients.flush()
             for client in gone:
                 self._end_client(client, errors.CANCELLED, "the client is gone")
                 self._clients.forget(client)
-            if not gone:
+            for client in garbled:
+                for rid in list(client.streams.values()):
+                    self._end(self._streams[rid], "failed", code=errors.INTERNAL_ERROR, message=FAILED)
+            if not (gone or garbled):
                 break
         if self._aborts:
             aborts, self._aborts = self._aborts, []

@@ -9,12 +9,14 @@ import structlog
 import zmq
 
 from actors.base import Socket
-from protocol.codec import encode
+from protocol.codec import CodecError, encode
+from protocol.errors import INTERNAL_ERROR
 from protocol.messages import Deltas, End, ServerMessage, TokenLogprobs, ToolCallDelta
 
 log = structlog.get_logger()
 
 SILENCE_LIMIT = 3.0  # seconds without a word until a client's streams are cancelled
+FAILED = "the server failed to serve this request; its log says more"
 FORGET_AFTER = 60.0  # seconds without a word until its connection is forgotten
 
 # One entry of each column of `Deltas`.
@@ -115,17 +117,28 @@ class Clients:
             client.ends.append(end)
         self._dirty[identity] = client
 
-    def flush(self) -> list[ClientConnection]:
-        """Send what was gathered. Returns the connections that turned out to be gone."""
-        gone = []
-        for client in self._dirty.values():
-            if not self.send(client.identity, client.take()):
-                gone.append(client)
-        self._dirty.clear()
-        return gone
+    def flush(self) -> tuple[list[ClientConnection], list[ClientConnection]]:
+        """Send what was gathered. Returns the connections that turned out to be gone, and those whose message could not
+        be written, by a fault of ours: its deltas are lost, and streams that ended in it have failed."""
+        gone, garbled = [], []
+        dirty, self._dirty = self._dirty, {}
+        for client in dirty.values():
+            message = client.take()
+            try:
+                if not self.send(client.identity, message):
+                    gone.append(client)
+            except CodecError as error:
+                log.error("a message can't be written", client=client.name, error=str(error))
+                client.ends = [End(end.ref, "failed", code=INTERNAL_ERROR, message=FAILED) for end in message.ends]
+                self._dirty[client.identity] = client
+                garbled.append(client)
+        return gone, garbled
 
     def send(self, identity: bytes, message: ServerMessage) -> bool:
-        """Send one message without waiting. False when the peer is gone or takes nothing any more."""
+        """Send one message without waiting. False when the peer is gone or takes nothing any more.
+
+        Raises CodecError when it can't be written.
+        """
         try:
             self._socket.send_multipart([identity, encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:

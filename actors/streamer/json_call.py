@@ -7,8 +7,9 @@ import json
 import re
 
 from actors.streamer.json_value import JsonValue
+from actors.streamer.tool_format import well_formed
 
-_HEAD = re.compile(r'[\s,\[]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
 class JsonCalls:
@@ -50,4 +51,4 @@ def _text_of(quoted: str) -> str:
         text = json.loads(quoted, strict=False)
     except ValueError:
         return quoted[1:-1]
-    return text if isinstance(text, str) else quoted
+    return well_formed(text) if isinstance(text, str) else quoted

@@ -7,7 +7,6 @@ tokens cut it. Text that may be the beginning of a mark is held back, and white 
     CONTENT --a call begins--> CALL --it ends--> CONTENT
 """
 
-import json
 import secrets
 from enum import Enum
 from typing import Any
@@ -181,7 +180,7 @@ class Reply:
             self.texts.append(begin + text + end)  # no call after all: nothing of what was written is lost
             return
         for call in calls:
-            self._begin(call.name, call.id, json.dumps(call.arguments, ensure_ascii=False))
+            self._begin(call.name, call.id, call.arguments)
 
 
 def _unfinished(text: str, marks: list[str]) -> int:

@@ -7,6 +7,7 @@ their files, for `import mlx_lm` would load MLX.
 import importlib
 import importlib.machinery
 import importlib.util
+import json
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -39,10 +40,10 @@ _IN_VOCABULARY = (
 
 
 class Call(NamedTuple):
-    """One tool call that a model made. `arguments` are an object; `id` is the model's own, "" without one."""
+    """One tool call that a model made. `arguments` are an object in JSON; `id` is the model's own, "" without one."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: str
     id: str = ""
 
 
@@ -69,7 +70,7 @@ class ToolFormat:
             return [_call(one) for one in (parsed if isinstance(parsed, list) else [parsed])]
         except ValueError:
             raise
-        except Exception as error:  # the parsers work on what a model wrote
+        except Exception as error:  # the parsers work on what a model wrote; some take it for Python's literals
             raise ValueError(f"no tool call: {type(error).__name__}: {error}") from None
 
 
@@ -79,7 +80,14 @@ def _call(parsed: Any) -> Call:
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError("a tool call has a name, and arguments that are an object")
     own = parsed.get("id")
-    return Call(name, arguments, own if isinstance(own, str) else "")
+    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return Call(well_formed(name), well_formed(written), well_formed(own) if isinstance(own, str) else "")
+
+
+def well_formed(text: str) -> str:
+    """`text` with surrogates that escapes in JSON may leave joined where they are pairs, else replaced: no UTF-8 can
+    carry them."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def infer_format(template: str | None, vocabulary: Collection[str], named: str | None = None) -> str:

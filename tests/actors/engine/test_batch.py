@@ -263,3 +263,21 @@ def test_needed_counts_the_room_of_the_next_token(model: Model) -> None:
     rows.step()
     rows.step()
     assert rows.batch.needed() == group.largest_array + 3 * size(2 * GROW)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_a_batch_whose_rows_leave_in_the_middle_of_a_merge_keeps_nothing(model: Model) -> None:
+    mx.synchronize()
+    before = mx.get_active_memory()
+    rows = Rows(model, 6)
+    rows.step()
+    rows.join(3)
+    for _ in range(10 * batch.MERGE_EVERY):
+        rows.step()
+        if rows.batch._merging is not None:
+            break
+    assert rows.batch._merging is not None
+    assert mx.get_active_memory() > before + 9 * row_bytes(model.row_memory, TOKENS)
+    rows.batch.remove(range(rows.next))
+    assert rows.batch.nbytes == 0
+    assert mx.get_active_memory() < before + row_bytes(model.row_memory, TOKENS)

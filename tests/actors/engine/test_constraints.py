@@ -130,6 +130,31 @@ def test_the_reasoning_is_free_and_its_budget_holds(model: Model, make_request, 
     assert re.fullmatch(REGEX.text, decode(tokens[7:]))
 
 
+@pytest.mark.parametrize("grammar", [None, REGEX])
+def test_min_tokens_holds_while_a_row_reasons_and_without_a_grammar(model: Model, make_request, start_run, grammar):
+    run = start_run(model)
+    thinking = Thinking([10], [11, 12], open=True)
+    params = {"thinking_budget": 30, "min_tokens": 12, "logit_bias": {EOS: 100.0}}
+    run.engine.submit(held(make_request, 1, grammar, thinking=thinking, params=params, ignore_eos=False))
+    params |= {"thinking_budget": 5}
+    run.engine.submit(held(make_request, 2, None, thinking=thinking, params=params, ignore_eos=False))
+    tokens = finish(run)
+    assert run.reasons == {1: "stop", 2: "stop"}
+    for rid in (1, 2):
+        assert tokens[rid].index(EOS) == 12, "as soon as it may, and no sooner"
+    assert tokens[2][5:7] == [11, 12]
+
+
+def test_ignore_eos_holds_beside_a_thinking_budget(model: Model, make_request, start_run):
+    run = start_run(model)
+    more = {"thinking": Thinking([10], [11, 12], open=True), "ignore_eos": True}
+    params = {"thinking_budget": 5, "logit_bias": {EOS: 100.0}}
+    run.engine.submit(held(make_request, 1, None, 20, params=params, **more))
+    tokens = finish(run)
+    assert run.reasons == {1: "length"}
+    assert tokens[1] == [EOS] * 5 + [11, 12] + [EOS] * 13
+
+
 def choices(make_request, count: int, **more) -> list[Submit]:
     ids = list(range(1000, 1300))
     return [

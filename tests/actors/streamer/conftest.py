@@ -13,7 +13,7 @@ from actors.config import CastConfig
 from actors.streamer.actor import StreamerActor
 from actors.tokenizer.text_tokenizer import load_tokenizer
 from protocol import Client
-from protocol.codec import command_codec, encode, job_codec, report_codec
+from protocol.codec import command_codec, encode, job_codec, report_codec, server_codec
 from protocol.control import ControlChannel
 from protocol.endpoints import ipc_endpoint
 from protocol.ids import pack_floats, pack_ids
@@ -24,6 +24,7 @@ from protocol.messages import (
     Attach,
     Decode,
     Decoded,
+    Deltas,
     Drain,
     Encoded,
     EngineUse,
@@ -35,7 +36,7 @@ from protocol.messages import (
     Submit,
     SystemState,
 )
-from protocol.sockets import bind_router
+from protocol.sockets import bind_router, connect_dealer
 
 EOS = 2
 CARD = ModelCard("tiny", 1000, 49152)
@@ -91,6 +92,31 @@ class Engine:
             cached_tokens=list((cached or {}).values()),
         )
         self.socket.send_multipart([self.peer, encode(message)])
+
+
+class RawClient:
+    """A client that only sends what a test tells it to, and never pings."""
+
+    def __init__(self, rig):
+        self.socket = connect_dealer(rig.context, rig.endpoint)
+        self.socket.rcvtimeo = 10_000
+        rig.raw_sockets.append(self.socket)
+
+    def send(self, message):
+        self.socket.send(message if isinstance(message, bytes) else encode(message))
+
+    def receive(self, kind):
+        while True:
+            message = server_codec.decode(self.socket.recv())
+            if isinstance(message, kind):
+                return message
+
+    def end(self):
+        """The end of the only stream of this client."""
+        while True:
+            message = self.receive(Deltas)
+            if message.ends:
+                return message.ends[0]
 
 
 class Rig:
@@ -177,6 +203,18 @@ class Rig:
             actors.append(ActorState("tokenizer0", "tokenizer", 0, 1, "ready", 3, endpoint))
         self.order(SystemState("ok", "tiny", actors, card=CARD))
         self.open_streams()
+
+    def ids_of(self, text):
+        return self.tokenizer.encode(text)
+
+    def run(self, submit, ids, reason="length"):
+        """Let the engine generate `ids` for one stream, ended by `reason`."""
+        for token in ids[:-1]:
+            self.engine.step({submit.rid: token})
+        self.engine.step({submit.rid: ids[-1]}, ended=[(submit.rid, reason)])
+
+    def raw(self) -> RawClient:
+        return RawClient(self)
 
     def client(self) -> Client:
         client = Client(endpoint=self.endpoint)

@@ -12,7 +12,7 @@ from actors.streamer.recovery import PASSED
 from actors.streamer.stream import WINDOW
 from actors.streamer.warm_prompts import read_warm_prompts
 from protocol import Client
-from protocol.codec import encode, server_codec
+from protocol.codec import encode
 from protocol.errors import RequestFailed, RequestRejected, ServerLost
 from protocol.ids import pack_ids, unpack_ids
 from protocol.keys import ClientKeys, ServerKeys, new_pair, write_keys
@@ -23,74 +23,38 @@ from protocol.sockets import connect_dealer
 EOS = 2
 
 
-def ids_of(rig, text):
-    return rig.tokenizer.encode(text)
-
-
-def run(rig, submit, ids, reason="length"):
-    """Let the engine generate `ids` for one stream, ended by `reason`."""
-    for token in ids[:-1]:
-        rig.engine.step({submit.rid: token})
-    rig.engine.step({submit.rid: ids[-1]}, ended=[(submit.rid, reason)])
-
-
-class RawClient:
-    """A client that only sends what a test tells it to, and never pings."""
-
-    def __init__(self, rig):
-        self.socket = connect_dealer(rig.context, rig.endpoint)
-        self.socket.rcvtimeo = 10_000
-        rig.raw_sockets.append(self.socket)
-
-    def send(self, message):
-        self.socket.send(message if isinstance(message, bytes) else encode(message))
-
-    def receive(self, kind):
-        while True:
-            message = server_codec.decode(self.socket.recv())
-            if isinstance(message, kind):
-                return message
-
-    def end(self):
-        """The end of the only stream of this client."""
-        while True:
-            message = self.receive(Deltas)
-            if message.ends:
-                return message.ends[0]
-
-
 def test_text_goes_round(rig):
     stream = rig.client().generate("The capital", max_tokens=20, seed=3, temperature=0.5, label="x")
     submit = rig.engine.submit()
-    assert unpack_ids(submit.ids) == ids_of(rig, "The capital")
+    assert unpack_ids(submit.ids) == rig.ids_of("The capital")
     assert (submit.budget, submit.seed, submit.temperature, submit.top_p) == (20, 3, 0.5, 1.0)
-    run(rig, submit, ids_of(rig, " of France is Paris"))
+    rig.run(submit, rig.ids_of(" of France is Paris"))
     assert stream.text() == " of France is Paris"
     assert stream.end.reason == "length"
-    assert stream.end.usage.prompt_tokens == len(ids_of(rig, "The capital"))
-    assert stream.end.usage.completion_tokens == len(ids_of(rig, " of France is Paris"))
+    assert stream.end.usage.prompt_tokens == len(rig.ids_of("The capital"))
+    assert stream.end.usage.completion_tokens == len(rig.ids_of(" of France is Paris"))
 
 
 def test_the_eos_token_is_neither_text_nor_counted(rig):
     stream = rig.client().generate("x", return_ids=True)
-    run(rig, rig.engine.submit(), [*ids_of(rig, "hello"), EOS], "stop")
+    rig.run(rig.engine.submit(), [*rig.ids_of("hello"), EOS], "stop")
     deltas = list(stream)
     assert "".join(d.text for d in deltas) == "hello"
-    assert [i for d in deltas for i in d.ids] == ids_of(rig, "hello")
+    assert [i for d in deltas for i in d.ids] == rig.ids_of("hello")
     assert EOS not in [i for d in deltas for i in d.ids]
-    assert (stream.end.reason, stream.end.usage.completion_tokens) == ("stop", len(ids_of(rig, "hello")))
+    assert (stream.end.reason, stream.end.usage.completion_tokens) == ("stop", len(rig.ids_of("hello")))
 
 
 def test_ids_in_and_out_skip_the_text(rig):
     stream = rig.client().generate(ids=[5, 6, 7], return_text=False, return_ids=True)
-    run(rig, rig.engine.submit(), [8, 9])
+    rig.run(rig.engine.submit(), [8, 9])
     assert [(d.text, d.ids) for d in stream] == [("", [8]), ("", [9])]
 
 
 def test_a_stop_string_across_tokens_ends_text_and_row(rig):
     stream = rig.client().generate("x", stop="ital of Fr")
     submit = rig.engine.submit()
-    for token in ids_of(rig, "The capital of France"):
+    for token in rig.ids_of("The capital of France"):
         rig.engine.step({submit.rid: token})
     assert stream.text() == "The cap"
     assert stream.end.reason == "stop"
@@ -147,7 +111,7 @@ def test_log_probabilities_go_round(rig):
     client = rig.client()
     stream, silent = client.generate("x", logprobs=2), client.generate("y")
     asked, other = rig.engine.submit(), rig.engine.submit()
-    hello, world = ids_of(rig, "hello")[0], ids_of(rig, " world")[0]
+    hello, world = rig.ids_of("hello")[0], rig.ids_of(" world")[0]
     rig.engine.step({asked.rid: hello, other.rid: hello}, logprobs={asked.rid: (-0.5, {hello: -0.5, world: -1.5})})
     rig.engine.step({asked.rid: world}, logprobs={asked.rid: (-2.5, {hello: -0.25, EOS: -0.75})})
     end = [(asked.rid, "stop"), (other.rid, "length")]
@@ -175,15 +139,15 @@ def test_the_token_of_a_stop_token_id_is_no_text(rig):
     stream = rig.client().generate("x", stop_token_ids=[stop])
     submit = rig.engine.submit()
     assert submit.params.stop_token_ids == [stop]
-    run(rig, submit, [*ids_of(rig, "hello"), stop], "stop")
+    rig.run(submit, [*rig.ids_of("hello"), stop], "stop")
     assert stream.text() == "hello"
     assert stream.end.reason == "stop"
 
 
 def test_no_stop_string_matches_before_min_tokens(rig):
-    ids = ids_of(rig, "The capital of France is Paris")
+    ids = rig.ids_of("The capital of France is Paris")
     stream = rig.client().generate("x", stop=" of", min_tokens=3)
-    run(rig, rig.engine.submit(), ids)
+    rig.run(rig.engine.submit(), ids)
     assert stream.text() == "The capital of France is Paris"
     stream = rig.client().generate("x", stop=" of", min_tokens=2)
     submit = rig.engine.submit()
@@ -254,7 +218,7 @@ def test_loading_queue_full_and_draining_are_refused_with_a_time_to_come_back(ma
     with pytest.raises(RequestRejected) as caught:
         client.generate(ids=[1]).text()
     assert (caught.value.code, caught.value.retry_after) == ("draining", 30.0)
-    run(rig, rig.engine.submit(), ids_of(rig, "still"))
+    rig.run(rig.engine.submit(), rig.ids_of("still"))
     assert streams[0].text() == "still"
 
 
@@ -265,7 +229,7 @@ def test_an_error_of_the_engine_ends_one_stream_alone(rig):
     rig.engine.step({}, ended=[(first.rid, "invalid_request")], errors=["no such id"])
     with pytest.raises(RequestRejected, match="no such id"):
         bad.text()
-    run(rig, second, ids_of(rig, "fine"))
+    rig.run(second, rig.ids_of("fine"))
     assert good.text() == "fine"
 
 
@@ -273,27 +237,27 @@ def test_steps_of_another_epoch_are_dropped(rig):
     stream = rig.client().generate("x")
     submit = rig.engine.submit()
     rig.engine.step({submit.rid: 5}, epoch=99)
-    run(rig, submit, ids_of(rig, "right"))
+    rig.run(submit, rig.ids_of("right"))
     assert stream.text() == "right"
 
 
 def test_all_streams_of_one_connection_share_a_message_per_step(rig):
-    raw = RawClient(rig)
+    raw = rig.raw()
     raw.send(Hello(1))
     for ref in range(3):
         raw.send(Generate(ref, SamplingParams(), ids=b"\5\0\0\0"))
     rids = [rig.engine.submit().rid for _ in range(3)]
-    rig.engine.step(dict.fromkeys(rids, ids_of(rig, "a")[0]))
+    rig.engine.step(dict.fromkeys(rids, rig.ids_of("a")[0]))
     message = raw.receive(Deltas)
     assert (message.refs, message.texts, message.counts) == ([0, 1, 2], ["a"] * 3, [1] * 3)
 
 
 def test_without_credit_text_is_gathered_and_credit_releases_it(rig):
-    raw = RawClient(rig)
+    raw = rig.raw()
     raw.send(Hello(1))
     raw.send(Generate(1, SamplingParams(), ids=b"\5\0\0\0"))
     rid = rig.engine.submit().rid
-    token = ids_of(rig, "a")[0]
+    token = rig.ids_of("a")[0]
     for _ in range(WINDOW + 10):
         rig.engine.step({rid: token})
     received: list[str] = []
@@ -309,7 +273,7 @@ def test_without_credit_text_is_gathered_and_credit_releases_it(rig):
 
 def test_a_reader_that_is_too_slow_loses_its_stream_alone(rig, monkeypatch):
     monkeypatch.setattr("actors.streamer.actor.MAX_UNREAD", 1000)
-    raw = RawClient(rig)
+    raw = rig.raw()
     raw.send(Hello(1))
     raw.send(Generate(1, SamplingParams(), ids=b"\5\0\0\0", return_ids=True))
     slow = rig.engine.submit().rid
@@ -319,12 +283,12 @@ def test_a_reader_that_is_too_slow_loses_its_stream_alone(rig, monkeypatch):
         rig.engine.step({slow: 5})
     assert raw.end().code == "slow_consumer"
     assert rig.engine.abort() == [slow]
-    run(rig, other, ids_of(rig, "fine"))
+    rig.run(other, rig.ids_of("fine"))
     assert good.text() == "fine"
 
 
 def test_a_silent_client_loses_its_streams(rig):
-    raw = RawClient(rig)
+    raw = rig.raw()
     raw.send(Hello(1))
     began = time.monotonic()
     raw.send(Generate(1, SamplingParams(), ids=b"\5\0\0\0"))
@@ -335,12 +299,12 @@ def test_a_silent_client_loses_its_streams(rig):
 
 
 def test_a_client_that_closed_its_socket_is_cancelled_at_the_next_send(rig):
-    raw = RawClient(rig)
+    raw = rig.raw()
     raw.send(Hello(1))
     raw.send(Generate(1, SamplingParams(), ids=b"\5\0\0\0"))
     rid = rig.engine.submit().rid
     raw.socket.close(linger=0)
-    token = ids_of(rig, "a")[0]
+    token = rig.ids_of("a")[0]
     until = time.monotonic() + 10
     while rig.open_streams() and time.monotonic() < until:
         rig.engine.step({rid: token})
@@ -356,7 +320,7 @@ def test_a_deadline_ends_a_stream(rig):
 
 def test_streams_go_on_in_a_new_engine_where_they_were(rig):
     client = rig.client()
-    ids = ids_of(rig, "The capital of France is Paris")
+    ids = rig.ids_of("The capital of France is Paris")
     stream = client.generate("x", max_tokens=len(ids), seed=7, stop="never seen", label="a")
     first = rig.engine.submit()
     for token in ids[:3]:
@@ -367,13 +331,13 @@ def test_streams_go_on_in_a_new_engine_where_they_were(rig):
     assert unpack_ids(again.ids) == unpack_ids(first.ids) + ids[:3]
     assert (again.rid, again.prompt_tokens, again.budget) == (first.rid, first.prompt_tokens, len(ids) - 3)
     assert (again.seed, again.params) == (7, first.params)
-    run(rig, again, ids[3:])
+    rig.run(again, ids[3:])
     assert stream.text() == "The capital of France is Paris"
     assert stream.end.usage.completion_tokens == len(ids)
 
 
 def test_a_stop_string_across_a_death_is_found(rig):
-    ids = ids_of(rig, "The capital of France")
+    ids = rig.ids_of("The capital of France")
     stream = rig.client().generate("x", stop="ital of Fr")
     submit = rig.engine.submit()
     for token in ids[:2]:
@@ -388,7 +352,7 @@ def test_a_stop_string_across_a_death_is_found(rig):
 def test_what_a_dead_engine_still_sent_counts(rig):
     stream = rig.client().generate("x")
     submit = rig.engine.submit()
-    run(rig, submit, ids_of(rig, "done"))
+    rig.run(submit, rig.ids_of("done"))
     rig.announce(engine_state="dead")
     assert stream.text() == "done"
 
@@ -398,7 +362,7 @@ def test_requests_wait_while_the_engine_is_replaced(rig):
     stream = rig.client().generate("x")
     assert rig.open_streams() <= 1
     rig.replace_engine()
-    run(rig, rig.engine.submit(), ids_of(rig, "fine"))
+    rig.run(rig.engine.submit(), rig.ids_of("fine"))
     assert stream.text() == "fine"
 
 
@@ -406,7 +370,7 @@ def test_a_request_that_two_engines_died_of_fails_alone(rig):
     client = rig.client()
     good = client.generate("x")
     decoding = rig.engine.submit()
-    token = ids_of(rig, "a")[0]
+    token = rig.ids_of("a")[0]
     rig.engine.step({decoding.rid: token})
     bad = client.generate("bad")
     suspect = rig.engine.submit()
@@ -420,7 +384,7 @@ def test_a_request_that_two_engines_died_of_fails_alone(rig):
     with pytest.raises(RequestFailed, match="brought the engine down") as caught:
         bad.text()
     assert caught.value.code == "crashed_engine"
-    run(rig, rig.engine.submit(), [token])
+    rig.run(rig.engine.submit(), [token])
     assert good.text() == "a" * (PASSED + 2)
     said = [(use.stepped, use.suspects) for use in rig.uses]
     assert said[:2] == [(False, False), (False, True)]
@@ -437,7 +401,7 @@ def unread(rig, rid):
 
 @pytest.mark.parametrize("frame", [lambda rig, rid: b"\x9f\1", bad_columns, unread])
 def test_a_lost_frame_breaks_the_link_to_the_engine_and_loses_nothing(rig, frame):
-    ids = ids_of(rig, "The capital of France is Paris")
+    ids = rig.ids_of("The capital of France is Paris")
     stream = rig.client().generate("x")
     first = rig.engine.submit()
     rig.engine.step({first.rid: ids[0]})
@@ -447,7 +411,7 @@ def test_a_lost_frame_breaks_the_link_to_the_engine_and_loses_nothing(rig, frame
     rig.replace_engine()
     again = rig.engine.submit()
     assert unpack_ids(again.ids) == unpack_ids(first.ids) + ids[:1]
-    run(rig, again, ids[1:])
+    rig.run(again, ids[1:])
     assert stream.text() == "The capital of France is Paris"
     assert any(use.broken for use in rig.uses)
 
@@ -460,7 +424,7 @@ def test_an_engine_that_is_replaced_on_demand_is_nobodys_fault(rig):
         rig.replace_engine("stopping")
         assert [rig.engine.submit().rid for _ in streams] == rids
     for rid in rids:
-        rig.engine.step({rid: ids_of(rig, "a")[0]}, [(rid, "length")])
+        rig.engine.step({rid: rig.ids_of("a")[0]}, [(rid, "length")])
     assert [stream.text() for stream in streams] == ["a"] * 3
 
 
@@ -477,8 +441,8 @@ def test_a_stop_order_ends_every_stream(make_rig):
 
 def test_tokenize_detokenize_and_models(rig):
     client = rig.client()
-    assert client.tokenize("hello world") == ids_of(rig, "hello world")
-    assert client.tokenize(messages=[{"role": "user", "content": "hi"}]) == ids_of(rig, "hi")
+    assert client.tokenize("hello world") == rig.ids_of("hello world")
+    assert client.tokenize(messages=[{"role": "user", "content": "hi"}]) == rig.ids_of("hi")
     assert client.detokenize([1, 2]) == "decoded"
     assert [card.name for card in client.models()] == ["tiny"]
 
@@ -488,7 +452,7 @@ def test_busy_polling_serves_as_ever(make_rig):
     rig.announce()
     for _ in range(2):
         stream = rig.client().generate("x", max_tokens=2)
-        run(rig, rig.engine.submit(), [8, 9])
+        rig.run(rig.engine.submit(), [8, 9])
         assert stream.result().stats.completion_tokens == 2
     assert rig.open_streams() == 0
 
@@ -499,7 +463,7 @@ def test_loopback_tcp_is_served_too_when_asked_for(make_rig):
     rig = make_rig(zmq_tcp=address)
     rig.announce()
     with Client(endpoint=f"tcp://{address}") as client:
-        assert client.tokenize("hello") == ids_of(rig, "hello")
+        assert client.tokenize("hello") == rig.ids_of("hello")
 
 
 def test_tcp_with_keys_lets_in_their_clients_alone(make_rig, tmp_path):
@@ -513,8 +477,8 @@ def test_tcp_with_keys_lets_in_their_clients_alone(make_rig, tmp_path):
     rig.announce()
     endpoint = f"tcp://{address}"
     with Client(endpoint=endpoint, keys=ClientKeys(*known, server.public)) as client:
-        assert client.tokenize("hello") == ids_of(rig, "hello")
-    assert rig.client().tokenize("hello") == ids_of(rig, "hello")
+        assert client.tokenize("hello") == rig.ids_of("hello")
+    assert rig.client().tokenize("hello") == rig.ids_of("hello")
     bare = zmq.Context()
     for keys in (None, ClientKeys(*stranger, server.public), ClientKeys(*known, stranger[0])):
         refused = connect_dealer(bare, endpoint, keys=keys)
@@ -528,7 +492,7 @@ def test_tcp_with_keys_lets_in_their_clients_alone(make_rig, tmp_path):
     bare.term()
     write_keys(file, msgspec.structs.replace(server, clients={"two": stranger[0]}))
     with Client(endpoint=endpoint, keys=ClientKeys(*stranger, server.public)) as client:
-        assert client.tokenize("hello") == ids_of(rig, "hello")
+        assert client.tokenize("hello") == rig.ids_of("hello")
 
 
 def test_number_and_depth_of_messages_are_bounded(rig):
@@ -546,7 +510,7 @@ def test_number_and_depth_of_messages_are_bounded(rig):
 
 
 def test_another_version_is_refused_naming_both(rig):
-    raw = RawClient(rig)
+    raw = rig.raw()
     raw.send(Hello(99))
     assert "99" in raw.receive(Refused).message
     raw.send(Generate(1, SamplingParams(), ids=b"\5\0\0\0"))
@@ -556,7 +520,7 @@ def test_another_version_is_refused_naming_both(rig):
 def test_garbage_is_answered_or_dropped_and_harms_nobody(rig):
     stream = rig.client().generate("x")
     submit = rig.engine.submit()
-    raw = RawClient(rig)
+    raw = rig.raw()
     raw.send(b"\xff\xfe")
     raw.send(Hello(1))
     raw.receive(Welcome)
@@ -564,12 +528,12 @@ def test_garbage_is_answered_or_dropped_and_harms_nobody(rig):
         raw.send(frame)
         assert raw.receive(CallFailed).ref == -1
     raw.socket.send_multipart([b"a", b"b", b"c"])
-    run(rig, submit, ids_of(rig, "fine"))
+    rig.run(submit, rig.ids_of("fine"))
     assert stream.text() == "fine"
 
 
 def test_a_ref_in_use_is_refused_and_the_first_stream_goes_on(rig):
-    raw = RawClient(rig)
+    raw = rig.raw()
     raw.send(Hello(1))
     request = Generate(1, SamplingParams(), ids=b"\5\0\0\0")
     raw.send(request)
@@ -577,7 +541,7 @@ def test_a_ref_in_use_is_refused_and_the_first_stream_goes_on(rig):
     rid = rig.engine.submit().rid
     assert "ref 1" in raw.end().message
     assert rig.open_streams() == 1
-    rig.engine.step({rid: ids_of(rig, "a")[0]})
+    rig.engine.step({rid: rig.ids_of("a")[0]})
     assert raw.receive(Deltas).texts == ["a"]
 
 
@@ -590,7 +554,7 @@ def test_streams_of_many_threads_share_a_client(rig):
         thread.start()
     submits = [rig.engine.submit() for _ in streams]
     for i, submit in enumerate(submits):
-        run(rig, submit, ids_of(rig, f"answer {i}"))
+        rig.run(submit, rig.ids_of(f"answer {i}"))
     for thread in threads:
         thread.join(10)
     assert texts == {i: f"answer {i}" for i in range(8)}
@@ -620,7 +584,7 @@ def test_a_server_that_vanishes_ends_streams_as_lost(make_rig):
 
 
 def test_a_huge_stop_string_is_refused_before_anything_is_made_of_it(rig):
-    raw = RawClient(rig)
+    raw = rig.raw()
     raw.send(Hello(1))
     began = time.process_time()  # of the streamer's thread, too, whatever else runs on the machine
     raw.send(Generate(1, SamplingParams(stop=["x" * (8 << 20)]), ids=b"\5\0\0\0"))
@@ -629,7 +593,7 @@ def test_a_huge_stop_string_is_refused_before_anything_is_made_of_it(rig):
 
 
 def test_messages_too_deep_to_be_passed_on_fail_alone(rig):
-    raw = RawClient(rig)
+    raw = rig.raw()
     raw.send(Hello(1))
     for depth in range(900, 1010, 3):
         value = "x"
@@ -640,7 +604,7 @@ def test_messages_too_deep_to_be_passed_on_fail_alone(rig):
         except ValueError:
             break
         raw.send(frame)
-    assert rig.client().tokenize("hello") == ids_of(rig, "hello")
+    assert rig.client().tokenize("hello") == rig.ids_of("hello")
 
 
 def test_closing_a_client_ends_its_readers(rig):
@@ -668,7 +632,7 @@ def test_cached_tokens_and_salt_go_through(rig):
     submit = rig.engine.submit()
     assert submit.cache_salt == "a"
     rig.engine.step({}, cached={submit.rid: 256, 99: 512})
-    run(rig, submit, [8, 9])
+    rig.run(submit, [8, 9])
     assert len(list(stream)) == 2
     assert stream.end.usage.cached_tokens == 256
 
@@ -681,13 +645,13 @@ def test_warm_prompts_are_computed_at_start_and_belong_to_nobody(make_rig, tmp_p
     rig = make_rig(warm_prompts=str(file))
     rig.announce()
     first, second = rig.engine.submit(), rig.engine.submit()
-    assert unpack_ids(first.ids) == ids_of(rig, "The capital")
+    assert unpack_ids(first.ids) == rig.ids_of("The capital")
     assert (first.warm, first.budget, second.warm, second.cache_salt) == (True, 1, True, "a")
     rig.engine.step({first.rid: 5, second.rid: 5}, ended=[(first.rid, "length"), (second.rid, "length")])
     stream = rig.client().generate("x", max_tokens=1)
     submit = rig.engine.submit()
     assert not submit.warm
-    run(rig, submit, ids_of(rig, " Paris"))
+    rig.run(submit, rig.ids_of(" Paris"))
     stream.text()
 
 

@@ -112,6 +112,40 @@ def test_dialects_of_mlx_lm(parser, text):
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", {"a": "x"})]
 
 
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("pythonic", "<|tool_call_start|>[f(a=b'x')]<|tool_call_end|>"),
+        ("pythonic", "<|tool_call_start|>[f(a={1, 2})]<|tool_call_end|>"),
+        ("pythonic", "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>"),
+        ("pythonic", "<|tool_call_start|>[f(a=...)]<|tool_call_end|>"),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": NaN}'),
+    ],
+)
+def test_calls_that_json_cant_hold_are_text(parser, text):
+    assert split([*text], parser=parser, think=None) == (text, "", [])
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "name", "value"),
+    [
+        ("mistral", r'[TOOL_CALLS]f[ARGS]{"a": "\ud800"}', "f", "\ufffd"),
+        ("mistral", r'[TOOL_CALLS]f[ARGS]{"a": "\ud83d\ude00"}', "f", "😀"),
+        ("pythonic", r"<|tool_call_start|>[f(a='\ud800')]<|tool_call_end|>", "f", "\ufffd"),
+        ("json_tools", r'<tool_call>{"name": "\ud83d", "arguments": {"a": "x"}}</tool_call>', "\ufffd", "x"),
+    ],
+)
+def test_lone_surrogates_of_a_call_are_replaced(parser, text, name, value):
+    _, _, [(called, arguments)] = split([*text], parser=parser, think=None)
+    assert (called, json.loads(arguments)) == (name, {"a": value})
+    assert (called + arguments).encode()
+
+
+def test_blanks_in_a_call_cost_no_more_than_they_are_long():
+    # With a search that looks at them again and again this would take minutes, and all other streams with it.
+    assert split(["<tool_call>", *[" " * 5_000] * 60], think=None)[2] == []
+
+
 def test_special_tokens_count_where_they_are_marks():
     dialect = SimpleNamespace(think=THINK, tools=ToolFormat("mistral"), specials={5: "[TOOL_CALLS]", 6: "<pad>"})
     reply = Reply(dialect, TOOLS, ToolChoice())
