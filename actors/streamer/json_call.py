@@ -12,6 +12,9 @@ from actors.streamer.tool_format import well_formed
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
+LONGEST_HEAD = 4096  # characters; what is longer is found when the whole call is there
+
+
 class JsonCalls:
     """Splits `{"name": …, "arguments": {…}}`, one after another, or as a list of them.
 
@@ -32,6 +35,7 @@ class JsonCalls:
                 # What is left of the call before, a closing brace, is skipped.
                 head = _HEAD.search(self._text)
                 if head is None:
+                    self._text = self._text[-LONGEST_HEAD:]
                     return pieces
                 self.began = True
                 self._arguments = JsonValue()

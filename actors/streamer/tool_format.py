@@ -17,6 +17,10 @@ from typing import Any, NamedTuple
 _PACKAGE = "_callboard_tool_parsers"
 JSON_TOOLS = "json_tools"
 
+# What these parsers search the rest of the text from, each time that it occurs, and the most characters looked at.
+_SEARCHED_FROM = {"gemma4": "call:", "function_gemma": "call:", "glm47": "<arg_key>"}
+_MOST_SEARCHED = 1 << 20
+
 # In this order, as mlx_lm.tokenizer_utils._infer_tool_parser: what the chat template must hold, all of one entry.
 _IN_TEMPLATE: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<minimax:tool_call>",), "minimax_m2"),
@@ -65,6 +69,9 @@ class ToolFormat:
 
     def parse(self, text: str, tools: list[dict[str, Any]]) -> list[Call]:
         """The calls in what stands between the marks. Raises ValueError when it makes no sense."""
+        again = _SEARCHED_FROM.get(self.name)
+        if again is not None and text.count(again) * len(text) > _MOST_SEARCHED:
+            raise ValueError(f"no tool call: {again!r} over and over")  # and everybody would wait for the parser
         try:
             parsed = self._parse(text, tools)
             return [_call(one) for one in (parsed if isinstance(parsed, list) else [parsed])]

@@ -141,9 +141,24 @@ def test_lone_surrogates_of_a_call_are_replaced(parser, text, name, value):
     assert (called + arguments).encode()
 
 
-def test_blanks_in_a_call_cost_no_more_than_they_are_long():
-    # With a search that looks at them again and again this would take minutes, and all other streams with it.
-    assert split(["<tool_call>", *[" " * 5_000] * 60], think=None)[2] == []
+@pytest.mark.parametrize(
+    ("parser", "begin", "over_and_over"),
+    [
+        ("json_tools", "<tool_call>", " "),
+        ("json_tools", "<tool_call>", "{"),
+        ("gemma4", "<|tool_call>", "call:f{"),
+        ("glm47", "<tool_call>", "<arg_key>a</arg_key>"),
+    ],
+)
+def test_nonsense_in_a_call_is_not_searched_again_and_again(parser, begin, over_and_over):
+    # These would take minutes, and all other streams would stand still.
+    text = begin + over_and_over * (300_000 // len(over_and_over))
+    assert split([text[at : at + 50] for at in range(0, len(text), 50)], think=None, parser=parser)[2] == []
+
+
+def test_a_call_is_found_behind_nonsense():
+    text = "<tool_call>" + "{ " * 5_000 + '{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    assert split([*text], think=None)[2] == [("f", '{"a": 1}')]
 
 
 def test_special_tokens_count_where_they_are_marks():
