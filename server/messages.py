@@ -4,7 +4,6 @@ Events come in Anthropic's order: message_start, then for each block content_blo
 content_block_stop, then message_delta and message_stop.
 """
 
-import json
 from typing import Any
 
 from protocol import Delta
@@ -15,7 +14,7 @@ from server.errors import ApiError, invalid
 from server.generation import Choice, Generation, sampling_params
 from server.message_input import chat_messages
 from server.request_body import check_depth, decode_request
-from server.schemas import FunctionSpec, ToolSpec, UsageBody
+from server.schemas import FunctionSpec, ToolCallBody, ToolSpec, UsageBody
 from server.schemas_messages import (
     Block,
     CountTokensRequest,
@@ -31,7 +30,7 @@ from server.schemas_messages import (
 )
 from server.sse import encode_json, named_event
 from server.structured import json_schema, one_grammar, structured_outputs
-from server.tools import Tools, tool_of
+from server.tools import Tools, arguments_of, tool_of
 from server.unsupported import MESSAGES_UNSUPPORTED
 
 _NAMES = {"stop": "stop_sequences", "thinking_budget": "thinking.budget_tokens"}
@@ -185,7 +184,7 @@ class MessagesAnswer:
         if choice.text:
             body.content.append(TextBlock(choice.text))
         for call in choice.calls:
-            body.content.append(ToolUseBlock(tool_id(call.id), call.function.name, _input(call.function.arguments)))
+            body.content.append(ToolUseBlock(tool_id(call.id), call.function.name, _input(call)))
         body.stop_reason = _reason(choice.end, bool(choice.calls))
         body.stop_sequence = choice.end.stop or None
         body.usage = _usage(usage)
@@ -227,13 +226,10 @@ def _usage(usage: UsageBody) -> MessagesUsage:
     return MessagesUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
 
 
-def _input(arguments: str) -> dict[str, Any]:
+def _input(call: ToolCallBody) -> dict[str, Any]:
     """Arguments as an object; those that a length limit cut off are passed on as the text they are."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
+    arguments = arguments_of(call)
+    return {"arguments": call.function.arguments} if arguments is None else arguments
 
 
 def _sse(*events: MessageEvent) -> bytes:

@@ -1,6 +1,5 @@
 """`OllamaAnswer`: how Ollama words a reply, as lines of JSON; see `server.generation.Answer`."""
 
-import json
 import secrets
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +10,7 @@ from server.errors import ApiError
 from server.generation import Choice
 from server.schemas import UsageBody
 from server.sse import encode_json
-from server.tools import join_calls
+from server.tools import arguments_of, join_calls
 
 _NS = 1_000_000_000
 
@@ -99,11 +98,4 @@ class OllamaAnswer:
 
 
 def _calls(calls: list[Any]) -> list[dict[str, Any]]:
-    found = []
-    for call in calls:
-        try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except ValueError:
-            arguments = {}
-        found.append({"function": {"name": call.function.name, "arguments": arguments}})
-    return found
+    return [{"function": {"name": call.function.name, "arguments": arguments_of(call) or {}}} for call in calls]

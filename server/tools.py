@@ -69,3 +69,12 @@ def join_calls(deltas: list[ToolCallDelta]) -> list[ToolCallBody]:
         call.function.name = call.function.name or delta.name
         call.function.arguments += delta.arguments
     return [calls[index] for index in sorted(calls)]
+
+
+def arguments_of(call: ToolCallBody) -> dict[str, Any] | None:
+    """The arguments of a whole call; None when they are no object in JSON, as when a length limit cut them off."""
+    try:
+        value = msgspec.json.decode(call.function.arguments)
+    except (msgspec.DecodeError, RecursionError):  # a model wrote them
+        return None
+    return value if isinstance(value, dict) else None

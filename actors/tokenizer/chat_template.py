@@ -158,7 +158,7 @@ def _plain_tool_calls(where: str, calls: Any) -> list[Any]:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments or "{}")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise TemplateError(f"{where}[{i}].function.arguments is not valid JSON: {error}") from None
         plain.append({**call, "function": {**function, "arguments": arguments}})
     return plain

@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from fake_streamer import FakeStream
 from http_worker import HttpWorker, chat
 
-from protocol.messages import Generate, Grammar
+from protocol.messages import Generate, Grammar, ToolCallDelta
 
 TURN = [{"role": "user", "content": "Hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -107,3 +108,35 @@ def test_items_of_one_answer_are_one_turn(worker: HttpWorker) -> None:
     assert (user["content"], turn["reasoning_content"], turn["content"]) == ("Hi", "Hm.", "Yes.")
     assert turn["tool_calls"][0]["function"]["name"] == "f"
     assert result == {"role": "tool", "tool_call_id": "c", "content": "done"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud800"}', '{"a": NaN}', '{"a": 1e999}', '{"a": ' * 20_000, '{"a": "cut', "[1]", ""]
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_whatever_arguments_a_model_writes_the_answer_has_its_form(
+    worker: HttpWorker, path: str, arguments: str, stream: bool
+) -> None:
+    def call(asked: FakeStream) -> None:
+        asked.accept()
+        asked.piece("", "", ToolCallDelta(0, "call_1", "paint", arguments))
+        asked.finish("tool_calls")
+
+    worker.streamer.on_generate = call
+    function = {"name": "paint", "parameters": {"type": "object"}}
+    body: dict[str, Any] = {"messages": TURN, "model": "tiny", "max_tokens": 9, "stream": stream}
+    body["tools"] = [{"type": "function", "function": function}]
+    if path == "/v1/responses":
+        body |= {"input": "Hi", "store": False, "tools": [{"type": "function", **function}]}
+        del body["messages"], body["max_tokens"]
+    if path == "/v1/messages":
+        body["tools"] = [{"name": "paint", "input_schema": {"type": "object"}}]
+    if path == "/api/chat":
+        del body["max_tokens"]
+    answer = worker.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert "paint" in answer.text
+    assert "error" not in answer.text.replace('"error":null', "")
+    if not stream:
+        answer.json()
