@@ -307,9 +307,8 @@ class House(Keeper):
             models=self._models_endpoint,
             stop_time=self._plan.drain_timeout + max(config.flush_timeout for config in self._plan.configs.values()),
         )
-        if record != self._published:
+        if record != self._published and self._run_dir.publish(record):
             self._published = record
-            self._run_dir.publish(record)
 
     # What others tell.
 

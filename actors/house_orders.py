@@ -21,6 +21,7 @@ class Open(NamedTuple):
     socket: Any
     places: list[Place]
     engines: list[int]
+    since: float
 
 
 class HouseOrders:
@@ -54,14 +55,14 @@ class HouseOrders:
                 answer(errors.INVALID_REQUEST, str(error), models=[residency.state(place, now)])
                 return
             if order.action in ("load", "unload"):
-                self._open.append(Open(order, sender, socket, [place], []))
+                self._open.append(Open(order, sender, socket, [place], [], now))
             else:
                 answer(models=[residency.state(place, now)])
         else:
             places = [place] if order.model else [*residency.places.values()]
             places = [place for place in places if place.state == "ready"]
             self._replace += places
-            self._open.append(Open(order, sender, socket, places, [place.engine for place in places]))
+            self._open.append(Open(order, sender, socket, places, [place.engine for place in places], now))
 
     def _begin(self, order: ModelOrder, place: Place, now: float) -> None:
         match order.action:
@@ -104,7 +105,9 @@ class HouseOrders:
             return None if any(waits) else ModelAnswer(rid, models=shown)
         place = one.places[0]
         if one.order.action == "unload":
-            return ModelAnswer(rid, models=shown) if place.state in ("unloaded", "waiting", "failed") else None
+            # Somebody else may want it again at once.
+            gone = place.state in ("unloaded", "waiting", "failed") or place.loading_at > one.since
+            return ModelAnswer(rid, models=shown) if gone else None
         if place.state == "ready" and place.endpoint:
             return ModelAnswer(rid, models=shown, endpoint=place.endpoint)
         if place.state == "failed":

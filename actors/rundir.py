@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+import structlog
 
 from protocol.endpoints import ServerRecord, check_name, ipc_endpoint, record_path, run_root
+
+log = structlog.get_logger()
 
 
 class NameTaken(Exception):
@@ -43,6 +46,7 @@ class RunDirectory:
         self.path = path
         self.name = name
         self._locks = locks
+        self._warned = False
 
     @classmethod
     def create(cls, name: str) -> "RunDirectory":
@@ -74,12 +78,20 @@ class RunDirectory:
         assert lock is not None
         return cls(path, name, [name_lock, lock])
 
-    def publish(self, record: ServerRecord) -> None:
-        """Write the record by which clients find this instance."""
+    def publish(self, record: ServerRecord) -> bool:
+        """Write the record by which clients find this instance; whether that could be done."""
         path = record_path(self.name)
         temporary = self.path / "record"
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
-        temporary.rename(path)
+        try:
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+            temporary.rename(path)
+        except OSError as error:  # a full disk is no reason to end what runs
+            if not self._warned:
+                log.error("clients can't find the server by its name: its record can't be written", error=str(error))
+            self._warned = True
+            return False
+        self._warned = False
+        return True
 
     def remove(self) -> None:
         """Remove record, directory and locks."""
@@ -96,8 +108,9 @@ class PartDirectory(RunDirectory):
     def __init__(self, path: Path) -> None:
         super().__init__(path, "", [])
 
-    def publish(self, record: ServerRecord) -> None:
+    def publish(self, record: ServerRecord) -> bool:
         """Nothing: the house is what clients find."""
+        return True
 
     def remove(self) -> None:
         """Remove the folder."""

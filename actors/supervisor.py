@@ -62,6 +62,7 @@ class Supervisor(Keeper):
         self._flush_timeout = config.flush_timeout if config.prefix_cache and config.ssd_cache else 0.0
         self._drain_timeout = config.drain_timeout
         self._failed = ""
+        self._record: ServerRecord | None = None  # to be published
         self._farewell = "the server was stopped"
         self._awake = Awake()
         self._told_seq = 0  # of the probe behind the first word that all is ready, until the streamer has answered it
@@ -162,6 +163,7 @@ class Supervisor(Keeper):
 
     def _probe(self, now: float) -> None:
         super()._probe(now)
+        self._publish_due()
         self._awake.update(any(slot.streams for slot in self._table.of_role("streamer")))
         self._show_outside()
 
@@ -232,18 +234,21 @@ class Supervisor(Keeper):
                     self._signals = max(self._signals, 1 if flush else 2)
 
     def _publish(self, endpoint: str, url: str) -> None:
-        self._run_dir.publish(
-            ServerRecord(
-                name=self._run_dir.name,
-                pid=os.getpid(),
-                endpoint=endpoint,
-                http=url,
-                protocol=PROTOCOL_VERSION,
-                run_dir=str(self._run_dir.path),
-                model=self._config.model_name,
-                stop_time=self._config.drain_timeout + self._flush_timeout,
-            )
+        self._record = ServerRecord(
+            name=self._run_dir.name,
+            pid=os.getpid(),
+            endpoint=endpoint,
+            http=url,
+            protocol=PROTOCOL_VERSION,
+            run_dir=str(self._run_dir.path),
+            model=self._config.model_name,
+            stop_time=self._config.drain_timeout + self._flush_timeout,
         )
+        self._publish_due()
+
+    def _publish_due(self) -> None:
+        if self._record is not None and self._run_dir.publish(self._record):
+            self._record = None
 
     # The end.
 

@@ -122,8 +122,9 @@ class PrefixStore(Generic[B]):
             entry.refs += 1
             entry.hits += 1
             entry.at = now
-            if entry.key not in self._pool:
-                self._take_in(entry)
+        for entry in entries:  # all are held by now: to make room for one can't put another out
+            if entry.key not in self._pool and not self._take_in(entry) and entry.key not in self._writing:
+                self._loose[entry.key] = entry
         self._pool.touch(keys)
         if self._ssd is not None:
             self._ssd.touch(keys)

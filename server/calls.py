@@ -1,6 +1,7 @@
 """Endpoints that take JSON and give JSON, without a stream: `/tokenize`, `/detokenize`, cancelling, and their frame."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
@@ -22,7 +23,7 @@ from server.tools import parse_tools
 from server.unsupported import TOKENIZE_UNSUPPORTED
 
 Work = Callable[[bytes, Chooser], Awaitable[object]]
-_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
+_PREFIX = re.compile(r"chatcmpl-|cmpl-|resp_[0-9a-f]{24}_|msg_")  # of an answer's id, before that of its request
 _AT_ONCE = 64  # token strings asked for at the same time
 
 
@@ -108,7 +109,8 @@ def cancel_request(backends: Backends) -> Callable[[Request], Awaitable[Response
 
     async def cancel(request: Request) -> Response:
         wanted = request.path_params["id"]
-        label = next((wanted.removeprefix(prefix) for prefix in _PREFIXES if wanted.startswith(prefix)), wanted)
+        prefix = _PREFIX.match(wanted)
+        label = wanted if prefix is None else wanted[prefix.end() :]
         try:
             count = sum([await client.cancel_label(label) for client in backends.clients()])
         except CallboardError as error:

@@ -164,7 +164,7 @@ async def run(
     client = clients[0]
     streams: list[AsyncStream] = []
     record.stream = generation.stream
-    record.streams = streams
+    record.streams, record.choices = streams, generation.n
     try:
         if generation.prepare is not None:
             await generation.prepare(generation, clients)

@@ -30,7 +30,7 @@ from server.schemas_messages import (
 )
 from server.sse import encode_json, named_event
 from server.structured import json_schema, one_grammar, structured_outputs
-from server.tools import Tools, arguments_of, tool_of
+from server.tools import Tools, arguments_of, check_count, tool_of
 from server.unsupported import MESSAGES_UNSUPPORTED
 
 _NAMES = {"stop": "stop_sequences", "thinking_budget": "thinking.budget_tokens"}
@@ -75,6 +75,7 @@ def _prompt(request: CountTokensRequest) -> tuple[list[dict[str, Any]], Tools, d
     """Messages, tools and template variables."""
     messages = chat_messages(request.messages, request.system)
     check_depth(messages, "messages")
+    check_count(request.tools)
     tools = []
     for i, tool in enumerate(request.tools or ()):
         if tool.type not in (None, "custom"):

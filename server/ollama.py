@@ -40,10 +40,11 @@ from server.schemas_ollama import (
     OllamaShowRequest,
 )
 from server.structured import json_schema
-from server.tools import Tools, tool_of
+from server.tools import Tools, check_count, tool_of
 
 VERSION = "0.12.0"  # of Ollama's API that this follows
 LINES = "application/x-ndjson"
+MOST_KEPT = 1e9  # seconds: what is beyond any date
 _NEVER = "2318-01-01T00:00:00Z"  # what Ollama writes for models that stay
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -74,6 +75,7 @@ class OllamaApi:
             return self._plain(request.model), self._nothing(request, {"message": {"role": "assistant", "content": ""}})
         messages = [_message(message, i) for i, message in enumerate(request.messages)]
         check_depth(messages, "messages")
+        check_count(request.tools)
         tools: Tools = []
         for tool in request.tools or ():
             made = tool.function
@@ -262,7 +264,13 @@ def seconds_of(keep_alive: float | str | None) -> float | None:
 
     Below 0 means for ever. Raises ApiError when it is neither.
     """
-    if keep_alive is None or not isinstance(keep_alive, str):
+    if keep_alive is None:
+        return None
+    return min(_seconds_in(keep_alive), MOST_KEPT)
+
+
+def _seconds_in(keep_alive: float | str) -> float:
+    if not isinstance(keep_alive, str):
         return keep_alive
     sign, text = (-1, keep_alive[1:]) if keep_alive.startswith("-") else (1, keep_alive)
     if _NUMBER.fullmatch(text):

@@ -6,7 +6,7 @@ Called by the endpoints, on the event loop.
 import asyncio
 import json
 import re
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -19,10 +19,13 @@ from server.unsupported import HARMLESS, check_unsupported
 log = structlog.get_logger()
 
 MAX_LOGGED_NAMES = 256
+MAX_STEP = 64  # characters of a key that are shown
+MAX_VALUES = 250_000  # arrays and objects in a body: making them takes a fraction of a second, and everybody waits
 MAX_SEARCHED = 256 << 10  # bytes of a malformed body that are searched for the place of the fault: that takes a while
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHERE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
@@ -74,6 +77,7 @@ def decode_request(body: bytes, kind: type[T], unsupported: dict[str, tuple[Any,
 
     Unknown fields at the top are ignored, and logged once per name. Raises ApiError naming the field or the place.
     """
+    _check_values(body)
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         check_unsupported(fields, unsupported)
@@ -84,6 +88,15 @@ def decode_request(body: bytes, kind: type[T], unsupported: dict[str, tuple[Any,
         raise _malformed(body, error) from None
     _note_unknown(fields.keys() - unsupported.keys() - set(kind.__struct_fields__) - HARMLESS)
     return request
+
+
+def _check_values(body: bytes) -> None:
+    """Refuse a body with too many arrays and objects, before any is made. Raises ApiError."""
+    if body.count(b"[") + body.count(b"{") <= MAX_VALUES:
+        return
+    bare = _STRING.sub(b"", body)  # texts may hold as many as they like
+    if bare.count(b"[") + bare.count(b"{") > MAX_VALUES:
+        raise invalid(f"the body holds more than {MAX_VALUES} arrays and objects")
 
 
 def convert_field(value: Any, kind: Any, field: str) -> Any:
@@ -148,19 +161,34 @@ def _malformed(body: bytes, error: Exception) -> ApiError:
 
 def _find_surrogate(value: Any) -> str | None:
     """Path of the first string that holds a lone surrogate, as `messages[0].content`."""
-    pending: list[tuple[str, Any]] = [("", value)]
+    pending: list[tuple[_Place | None, Any]] = [(None, value)]
     while pending:
-        path, item = pending.pop()
+        place, item = pending.pop()
         if isinstance(item, str):
             if _SURROGATE.search(item):
-                return path or "the body"
+                return _path_to(place)
         elif isinstance(item, dict):
             if any(_SURROGATE.search(key) for key in item):
-                return path or "the body"
-            pending += [(f"{path}.{key}" if path else key, inner) for key, inner in reversed(item.items())]
+                return _path_to(place)
+            pending += [(_Place(place, key), inner) for key, inner in reversed(item.items())]
         elif isinstance(item, list):
-            pending += [(f"{path}[{i}]", item[i]) for i in reversed(range(len(item)))]
+            pending += [(_Place(place, i), item[i]) for i in reversed(range(len(item)))]
     return None
+
+
+class _Place(NamedTuple):
+    """Where a value stands: the place of what it is in, and its key or index there."""
+
+    outer: "_Place | None"
+    step: str | int
+
+
+def _path_to(place: _Place | None) -> str:
+    steps: list[str] = []
+    while place is not None:
+        steps.append(f"[{place.step}]" if isinstance(place.step, int) else f".{place.step[:MAX_STEP]}")
+        place = place.outer
+    return "".join(reversed(steps)).removeprefix(".") or "the body"
 
 
 def _note_unknown(names: set[str]) -> None:

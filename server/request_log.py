@@ -35,6 +35,7 @@ class RequestRecord:
         self.status: int | None = None
         self.stream = False
         self.streams: list[AsyncStream] = []
+        self.choices = 1  # neighbours among the streams that share a prompt
         self.error_code = ""
         self.client_gone = False
         self.key = ""  # name of the API key
@@ -45,7 +46,8 @@ class RequestRecord:
     def tokens(self) -> int:
         """Prompt and answer of all streams that have ended, and what was computed without one."""
         usages = [stream.end.usage for stream in self.streams if stream.end is not None]
-        return self.computed + sum(usage.prompt_tokens + usage.completion_tokens for usage in usages)
+        prompts = sum(usage.prompt_tokens for usage in usages[:: self.choices])
+        return self.computed + prompts + sum(usage.completion_tokens for usage in usages)
 
     def generation_fields(self) -> dict[str, Any]:
         """Times (seconds; the slowest of several prompts) and token counts, as far as the streams got."""
@@ -58,8 +60,8 @@ class RequestRecord:
             "queue": max(timing.queue for timing in timings),
             "prefill": max(timing.prefill for timing in timings),
             "ttft": max(timing.ttft for timing in timings),
-            "prompt_tokens": sum(end.usage.prompt_tokens for end in ends),
-            "cached": sum(end.usage.cached_tokens for end in ends),
+            "prompt_tokens": sum(end.usage.prompt_tokens for end in ends[:: self.choices]),
+            "cached": sum(end.usage.cached_tokens for end in ends[:: self.choices]),
             "tokens": sum(end.usage.completion_tokens for end in ends),
             "reason": ",".join(dict.fromkeys(reasons)),
         }

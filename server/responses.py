@@ -4,6 +4,7 @@ Responses are kept by the model's streamer, in memory, so that any HTTP worker f
 conversation up to it for `previous_response_id`, which may be one with another model.
 """
 
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +40,7 @@ from server.schemas_responses import (
 )
 from server.sse import encode_json, named_event
 from server.structured import json_schema, one_grammar, structured_outputs
-from server.tools import Tools, parse_tools
+from server.tools import Tools, check_count, parse_tools
 from server.unsupported import RESPONSES_UNSUPPORTED
 
 _NAMES = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
@@ -74,7 +75,8 @@ def parse_response(body: bytes, model: str, request_id: str) -> tuple[str | None
     if params.grammar is not None and choice.mode in ("required", "named"):
         raise invalid(f"{params.grammar.field} can't be combined with a tool_choice that forces a call", "tool_choice")
     shown = ResponseBody(
-        f"resp_{request_id}",
+        # A client may choose the id of its request, and what is kept is for those alone that were told the answer's.
+        f"resp_{secrets.token_hex(12)}_{request_id}",
         int(time.time()),
         request.model or model,
         instructions=request.instructions,
@@ -127,6 +129,7 @@ def parse_response(body: bytes, model: str, request_id: str) -> tuple[str | None
 
 
 def _tools(request: ResponsesRequest) -> tuple[Tools, ToolChoice]:
+    check_count(request.tools)
     specs = []
     for i, tool in enumerate(request.tools or ()):
         if tool.type != "function":

@@ -5,7 +5,8 @@ and one join: what surrounds the text is encoded once per stream (`split_templat
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import msgspec
@@ -99,7 +100,17 @@ class SseWriter:
         """Send the last events and end the response."""
         if not self.started:
             await self.start()
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        with self._watched():
+            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Close the connection of a client that lets this one write wait longer than the send time-out."""
+        timer = self._loop.call_later(self._send_timeout, self._abort)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def keep_alive(self, accepted: Callable[[], bool]) -> Coroutine[Any, Any, None]:
         """To be run as a task beside the writing, and cancelled before `finish`.
@@ -121,6 +132,7 @@ class SseWriter:
             elif idle < self._interval:
                 await asyncio.sleep(self._interval - idle)
             elif self.started or accepted() or now - self._began >= COMMIT_AFTER * self._interval:
-                await self.write(self._keep_alive_bytes)
+                with self._watched():  # while this task itself waits, it can't look after the writes
+                    await self.write(self._keep_alive_bytes)
             else:
                 await asyncio.sleep(self._interval)

@@ -3,11 +3,13 @@
 Pure; used by the adapters of the APIs.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from protocol.messages import ToolCallDelta, ToolChoice
+from protocol.sampling import MAX_TOOLS
 from server.errors import invalid
 from server.schemas import FunctionCallBody, NamedToolChoice, ToolCallBody, ToolSpec
 
@@ -18,6 +20,7 @@ def parse_tools(
     specs: list[ToolSpec] | None, choice: str | NamedToolChoice | None, parallel: bool | None
 ) -> tuple[Tools, ToolChoice]:
     """Tools and choice of a chat request. Raises ApiError naming what is wrong."""
+    check_count(specs)
     for i, spec in enumerate(specs or ()):
         if spec.type != "function":
             raise invalid(f"tools[{i}].type: tools of type {spec.type!r} are not supported", f"tools[{i}].type")
@@ -33,6 +36,7 @@ def parse_tools(
         _check_named(tools, choice.function.name)
         return tools, ToolChoice("named", choice.function.name, together)
     if choice.type == "allowed_tools" and choice.allowed_tools is not None:
+        check_count(choice.allowed_tools.tools)
         allowed = {_name_of(tool) for tool in choice.allowed_tools.tools}
         for name in allowed:
             _check_named(tools, name)
@@ -41,6 +45,12 @@ def parse_tools(
         kept = [tool for tool in tools if tool["function"]["name"] in allowed]
         return kept, ToolChoice(choice.allowed_tools.mode, "", together)
     raise invalid(f"tool_choice of type {choice.type!r} is not supported, or holds no function", "tool_choice")
+
+
+def check_count(specs: Sequence[object] | None) -> None:
+    """Refuse more tools than a request may have, before anything is made of them. Raises ApiError."""
+    if specs is not None and len(specs) > MAX_TOOLS:
+        raise invalid(f"at most {MAX_TOOLS} tools, not {len(specs)}", "tools")
 
 
 def tool_of(spec: ToolSpec) -> dict[str, Any]:

@@ -5,6 +5,7 @@ All state belongs to the event loop's thread; the connection's thread hands each
 
 import asyncio
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -182,7 +183,13 @@ class AsyncClient:
         """Connect. Raises ServerNotFound when there is no such server, or it doesn't answer, and RequestRejected when
         the model can't be had."""
         self._loop = asyncio.get_running_loop()
-        self._connection, self._model = await self._loop.run_in_executor(None, self._connect)
+        connecting = self._loop.run_in_executor(None, self._connect)
+        try:
+            self._connection, self._model = await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            self._locator.close()
+            connecting.add_done_callback(_close_unwanted)
+            raise
 
     def _connect(self) -> tuple[Connection, str]:
         def hand_over(message: ServerMessage) -> None:
@@ -466,6 +473,13 @@ class AsyncClient:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
+
+
+def _close_unwanted(connecting: "asyncio.Future[tuple[Connection, str]]") -> None:
+    """Nobody waits for this connection any more."""
+    if not connecting.cancelled() and connecting.exception() is None:
+        connection, _ = connecting.result()
+        threading.Thread(target=connection.close, daemon=True).start()  # which waits for its thread
 
 
 async def _read_all(stream: AsyncStream) -> Result:

@@ -319,3 +319,28 @@ def test_nothing_is_ever_lost_or_wrong(tmp_path_factory: pytest.TempPathFactory,
     assert done == len(put)
     assert data == [content(key, 1000) for key in put]
     store.close()
+
+
+def test_to_make_room_for_one_block_of_a_chain_puts_no_other_of_it_out(open_store: Open):
+    first, second = plain_chain(1, 2, SIZE)
+    keys = [first[0], second[0]]
+    gate = Gate()
+    gate.open.set()
+    store = open_store(memory_bytes=SIZE, publish=gate)
+    store.put(*second)
+    (other,) = put_chain(store, 2, 1)
+    flush(store)
+    gate.open.clear()
+    store.acquire([other])
+    store.put(*first)
+    store.release([other])
+    store.put(*second)
+    # Now the first is being written, and not in the pool, where the second is, which is on the SSD already.
+    assert [block.data for block in store.acquire(keys)] == [content(key, SIZE) for key in keys]
+    assert store.lookup(keys) == Hit(2, 0)
+    gate.open.set()
+    flush(store)
+    assert store.lookup(keys) == Hit(2, 0)
+    store.release(keys)
+    assert store.acquired == 0
+    assert store.lookup(keys).memory < 2

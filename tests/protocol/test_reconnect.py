@@ -177,3 +177,33 @@ def test_the_successor_is_found_under_another_home(start, monkeypatch, tmp_path)
     assert find_successor(f"ipc://{run_dir}/streamer-1") == f"ipc://{run_dir}/{second.endpoint.rpartition('/')[2]}"
     with pytest.raises(ServerNotFound):
         find_successor(first.endpoint)
+
+
+def test_a_connection_that_nobody_waits_for_any_more_is_closed(start, monkeypatch):
+    first = start()
+    genuine = AsyncClient._connect
+    connected = threading.Event()
+
+    def slowly(client):
+        time.sleep(0.3)
+        made = genuine(client)
+        connected.set()
+        return made
+
+    monkeypatch.setattr(AsyncClient, "_connect", slowly)
+
+    def threads():
+        return [thread for thread in threading.enumerate() if thread.name == "callboard-client"]
+
+    before = len(threads())
+
+    async def give_up():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(AsyncClient.connect(endpoint=first.endpoint), 0.1)
+        await asyncio.to_thread(connected.wait, 10)
+
+    asyncio.run(give_up())
+    until = time.monotonic() + 10
+    while len(threads()) > before:
+        assert time.monotonic() < until
+        time.sleep(0.02)

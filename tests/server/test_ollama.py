@@ -1,6 +1,7 @@
 """Ollama's API on a worker: the bodies of requests and answers."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from fake_streamer import FakeStream, embed, say_hello
 from http_worker import HttpWorker
 
 from protocol.messages import CallFailed, ToolCallDelta
+from server.ollama import MOST_KEPT, seconds_of
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -171,3 +173,11 @@ def test_texts_beyond_the_context_are_cut_unless_told_otherwise(worker: HttpWork
     assert worker.client.post("/api/embed", json=body).json()["prompt_eval_count"] == 4096 + 2
     answer = worker.client.post("/api/embed", json=body | {"truncate": False})
     assert (answer.status_code, answer.json()) == (400, {"error": "5000 tokens"})
+
+
+@pytest.mark.parametrize("given", ["999999999h", 1e300, "9" * 400, "5m", -1])
+def test_a_model_can_be_kept_for_any_time(given: float | str) -> None:
+    seconds = seconds_of(given)
+    assert seconds is not None
+    assert seconds <= MOST_KEPT
+    datetime.now(UTC) + timedelta(seconds=seconds)

@@ -14,7 +14,7 @@ from server.completions import parse_completion
 from server.errors import MAX_MESSAGE, ApiError
 from server.generation import Generation
 from server.messages import parse_message
-from server.request_body import check_depth
+from server.request_body import MAX_STEP, MAX_VALUES, check_depth
 from server.responses import parse_response
 from server.schemas import ChatRequest, CompletionRequest
 from server.schemas_messages import MessagesRequest
@@ -77,3 +77,28 @@ def test_long_quotes_are_cut() -> None:
     error, *_ = parse(json.dumps(body).encode())
     assert isinstance(error, ApiError)
     assert len(error.body()) < 3000
+
+
+def test_a_malformed_body_with_long_keys_costs_no_more_than_it_is_long() -> None:
+    # With a path made for each element this would take gigabytes.
+    body = b'{"%s": [%s], "x": NaN, "y": "\\ud800"}' % (b"k" * 120_000, b",".join([b"0"] * 60_000))
+    for result in parse(body):
+        assert isinstance(result, ApiError)
+        assert result.param == "y"
+
+
+def test_the_place_of_a_lone_surrogate_is_named_with_long_keys_cut() -> None:
+    body = b'{"messages": [{"role": "user"}, {"%s": ["a", "\\ud800"]}]}' % (b"k" * 1000)
+    error, *_ = parse(body)
+    assert isinstance(error, ApiError)
+    assert error.param == f"messages[1].{'k' * MAX_STEP}[1]"
+
+
+def test_a_body_may_hold_so_many_values_and_texts_any_number_of_brackets() -> None:
+    many = b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": [%s]}}'
+    error, *_ = parse(many % b",".join([b"[]"] * MAX_VALUES))
+    assert isinstance(error, ApiError)
+    assert str(MAX_VALUES) in error.message
+    text = b'{"messages": [{"role": "user", "content": "%s"}]}' % (b'{[\\"' * MAX_VALUES)
+    made, *_ = parse(text)
+    assert isinstance(made, Generation)

@@ -103,3 +103,11 @@ def test_cors(worker: HttpWorker) -> None:
     assert response.status_code == 200
     assert "authorization" in response.headers["access-control-allow-headers"]
     assert response.headers["x-request-id"]
+
+
+def test_a_prompt_that_choices_share_counts_once(worker: HttpWorker) -> None:
+    response = worker.client.post("/v1/chat/completions", json=chat(n=3))
+    usage = response.json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 9)
+    line = worker.wait_log(event="request", request_id=response.headers["x-request-id"])
+    assert (line["prompt_tokens"], line["tokens"], line["cached"]) == (5, 9, 2)

@@ -6,6 +6,7 @@ import pytest
 from parsed import APIS, fault, parsed
 
 from protocol.messages import ToolChoice
+from protocol.sampling import MAX_TOOLS
 
 NAMES = ["paint", "sing", "wait"]
 TOOLS = {
@@ -92,3 +93,12 @@ def test_names_for_the_books_change_nothing() -> None:
 
 def test_every_api_is_here() -> None:
     assert {*TOOLS, "completions"} == APIS.keys()
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_too_many_tools_are_refused_before_anything_is_made_of_them(api: str) -> None:
+    (tool, *_) = TOOLS[api]
+    error = fault(api, tools=[tool] * (MAX_TOOLS + 1))
+    assert (error.param, str(MAX_TOOLS) in error.message) == ("tools", True)
+    if api != "messages":
+        assert fault(api, tools=TOOLS[api], tool_choice=choice(api, "auto", *["sing"] * 50_000)).param == "tools"

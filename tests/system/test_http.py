@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from bench.ask import chat, events, get, post, request, streamed_text
@@ -178,3 +179,20 @@ def test_a_stream_whose_client_left_gets_few_more_tokens(server: RunningServer):
     (line,) = (json.loads(line) for line in server.log().splitlines() if wanted in line)
     assert line["reason"] == "client_gone"
     assert events <= line["tokens"] <= events + 300
+
+
+def test_what_is_kept_of_a_response_is_not_to_be_had_by_the_id_of_its_request(server: RunningServer):
+    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+        ask = {"input": "Hello", "max_output_tokens": 3, "temperature": 0}
+        twin = {"x-request-id": "twin"}
+        first, second = (client.post("/v1/responses", json=ask, headers=twin).json() for _ in range(2))
+        assert first["id"] != second["id"]
+        assert client.get("/v1/responses/resp_twin").status_code == 404
+        assert client.get(f"/v1/responses/{first['id']}").json()["id"] == first["id"]
+        endless = {"input": "Hello", "stream": True, "ignore_eos": True, "store": False}
+        with client.stream("POST", "/v1/responses", json=endless, headers=twin) as stream:
+            lines = stream.iter_lines()
+            created = next(json.loads(line[6:]) for line in lines if line.startswith("data: "))
+            wanted = created["response"]["id"]
+            assert client.post(f"/v1/requests/{wanted}/cancel").json() == {"id": wanted, "cancelled": 1}
+            assert "response.failed" in "".join(lines)

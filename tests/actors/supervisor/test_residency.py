@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.house_orders import HouseOrders
 from actors.residency import (
     FIRST_DELAY,
     LEAST_STAY,
@@ -19,6 +20,7 @@ from actors.residency import (
     Unload,
     default_claim,
 )
+from protocol.messages import ModelOrder
 
 LOADING = 3.0  # seconds a load takes here
 DRAINING = 4.0  # seconds that those who give way take at most
@@ -380,3 +382,22 @@ def test_the_budget_holds_nobody_starves_and_nothing_thrashes(data):
         assert (client.served_at - client.began) / 10 <= turn * (len(models) + 1)
     # Who waited for a model was served by its first load behind that: models don't take turns without serving.
     assert sum(place.loads for place in rig.residency.places.values()) <= len(clients) + sum(m.pinned for m in models)
+
+
+@pytest.mark.parametrize("wanted_by", ["request", "order"])
+def test_an_unload_is_answered_though_the_model_is_wanted_again_at_once(wanted_by):
+    rig = Rig(1, ("a", 1)).serve("a")
+    orders = HouseOrders(rig.residency)
+    rig.use("a", 1)
+    rig.now += 1
+    orders.take(ModelOrder(1, "unload", "a"), b"first", None, rig.now)
+    assert rig.decide() == [Unload("a")]
+    assert orders.done(rig.now) == []
+    rig.now += 1
+    if wanted_by == "order":
+        orders.take(ModelOrder(2, "load", "a"), b"second", None, rig.now)
+    else:
+        rig.want("a")
+    rig.gone("a")
+    assert rig.decide() == [Load("a")]
+    assert [(sender, answer.rid, answer.code) for sender, _, answer in orders.done(rig.now)] == [(b"first", 1, "")]

@@ -81,3 +81,14 @@ def test_a_home_with_a_long_path_is_refused_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path / ("x" * 100)))
     with pytest.raises(ValueError, match="shorter path"):
         RunDirectory.create("a")
+
+
+def test_a_record_that_cant_be_written_can_be_tried_again():
+    held = RunDirectory.create("a")
+    record = ServerRecord("a", 1, "ipc:///x", "http://x", 1, str(held.path))
+    (held.path / "record").mkdir()  # stands for a full disk
+    assert not held.publish(record)
+    (held.path / "record").rmdir()
+    assert held.publish(record)
+    assert record_path("a").exists()
+    held.remove()
