@@ -20,7 +20,7 @@ VERIFY := fresh-clone fresh-test paris stop-strings bad-stop lone-surrogate conn
   stress-256-zmq vanish-http vanish-zmq tokenize-itl kill-supervisor kill-engine stop-engine \
   kill-restore kill-tokenizers kill-streamer kill-http restart-engine poison kill-kinds \
   bad-machine malformed \
-  vanish-1000 two-servers step-overhead joins mixed fairness same-tokens low-memory flood bare-256 \
+  vanish-1000 two-servers step-overhead joins mixed fairness behind-long same-tokens low-memory flood bare-256 \
   sampled-256 peers-256 peers-sampled-256 single-stream scaling lora prefix-ttft prefix-restore prefix-shared \
   prefix-hits prefix-chat prefix-cost prefix-itl prefix-same prefix-same-demo prefix-kill prefix-trouble \
   clients clients-at-once latency node fair-clients retries schemas mixed-options compiling texts fuzz fuzz-embed \

@@ -359,6 +359,9 @@ CHECKS: dict[str, Check] = {
         lambda report, server: fairness.fairness(report, server, streams=32, tokens=16_000, target_ms=100, rounds=6),
         *("--decode-stall-target-ms", "100"),
     ),
+    "behind-long": on_demo(
+        lambda report, server: fairness.behind_long(report, server, tokens=6000, deep=4600, most=10.0)
+    ),
     "same-tokens": on_tiny(lambda report, server: same.same_tokens(report, server, tiny_model(), 100, 256)),
     "low-memory": lambda report: same.low_memory(report, tiny_model(), streams=64, tokens=600),
     "flood": lambda report: floods.flood(report, tiny_model(), requests=2000, rounds=8, rest=32),

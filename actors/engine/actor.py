@@ -111,6 +111,7 @@ class EngineActor(Actor):
             config.prefill_step_size,
             cache_bytes=budget,
             row_bytes=partial(row_bytes, model.row_memory),
+            depth_cost=model.depth_cost,
         )
         if budget < limits.admission_bytes(1):
             raise StartError(

@@ -423,7 +423,7 @@ class Engine:
         def prefilled() -> None:
             if plan.chunks:
                 self._lane.wait()
-                self._pace.observe_prefill(plan.prefill_tokens, self._clock() - began)
+                self._pace.observe_prefill(plan.prefill_cost, self._clock() - began)
             if not self._batch.in_flight:
                 self._step_began = self._clock()
 

@@ -25,7 +25,7 @@ class Pace:
         self._stall_target = stall_target
         self.prefill_speed = FIRST_GUESS  # tokens per second
         self._last_steps: deque[float] = deque(maxlen=_LAST_STEPS)
-        self._measured = 0  # prompt tokens
+        self._measured = 0.0  # prompt tokens
 
     @property
     def step_seconds(self) -> float:
@@ -57,8 +57,11 @@ class Pace:
         """Learn from one decode step."""
         self._last_steps.append(seconds)
 
-    def observe_prefill(self, tokens: int, seconds: float) -> None:
-        """Learn from `tokens` prompt tokens that took `seconds`; few of them say little, yet more than a guess."""
+    def observe_prefill(self, tokens: float, seconds: float) -> None:
+        """Learn from `tokens` prompt tokens that took `seconds`; few of them say little, yet more than a guess.
+
+        Tokens are those at the start of a prompt, here as above; a deeper one counts as more.
+        """
         full = min(_FULL_WEIGHT_TOKENS, _FULL_WEIGHT_SECONDS * self.prefill_speed)
         speed = tokens / max(seconds, 1e-6)
         # Slower than thought is believed sooner: that is when others wait.

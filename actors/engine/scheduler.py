@@ -11,9 +11,9 @@ A prefilling row may be held: it keeps its seat while its prefix is restored, or
 behind the tokens that are in its caches then.
 
 Waiting rows are admitted by priority, then by the turn that the streamer gave them, then by age; one whose LoRA adapter
-finds no place is passed by others, but not for ever. Of an engine turn's prompt tokens the first of the prefilling rows
-gets half at least, the others go to those that are closest to their end, so that a short prompt never waits for a long
-one.
+finds no place is passed by others, but not for ever. Of the prompt tokens that a turn has time for, the first of the
+prefilling rows gets half at least, the others go to those that are closest to their end, so that a short prompt never
+waits for a long one. What counts is what they cost: deep in a prompt one may cost many times as much as at its start.
 
 Steps are double-buffered: when the tokens of one step are read, the next is on the device already. So a row
 that stops is dropped by the plan after, and what the device computed for it meanwhile is not passed on. A row
@@ -27,7 +27,8 @@ import msgspec
 
 BLOCK = 256  # a forward over a long prompt ends on the next multiple of this at the latest, where a prefix block ends
 FIRST_CHUNK = 512  # prompt tokens of a row's first turn beside running rows; it may double from turn to turn
-MIN_CHUNK = 32  # prompt tokens that a turn computes at least, however slow the model is
+MIN_CHUNK = 32  # prompt tokens that a turn computes at least, however slow the model is …
+MIN_PIECE = 8  # … and that the first of several rows computes, however deep in its prompt
 PASSES = 64  # rows with other adapters that may pass one whose adapter finds no place
 PART = 128  # tokens of a block that a chunk may end with, where it can't end on a border
 
@@ -49,7 +50,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Bounds of one turn. Token counts; a row's last prompt token counts as its first decode step.
 
     All rows' caches, and what is kept beside them for good, may take `cache_bytes`; those of a row of n tokens take
-    `row_bytes(n)`.
+    `row_bytes(n)`. Each token in a row's caches adds `depth_cost` to what it costs to compute one more of its prompt;
+    that is 1 at its start.
     """
 
     max_num_seqs: int = 256
@@ -58,6 +60,7 @@ class Limits(msgspec.Struct, frozen=True):
     cache_bytes: int = 1 << 62
     row_bytes: Callable[[int], int] = no_bytes
     max_loras: int = 1 << 30  # adapters of all rows that are prefilling or running
+    depth_cost: float = 0.0
 
     def admission_bytes(self, length: int) -> int:
         """Bytes that a row of so many tokens takes until it runs: its own caches, and beside them a slot of the batch,
@@ -89,7 +92,8 @@ class Plan(msgspec.Struct, frozen=True):
     `admit`: rows that leave the queue; one that was parked goes on behind the tokens it has.
     `chunks`: prompt chunks to run, a row's in order. `join`: rows whose prompt but its last token is computed, which
     join the running ones. `decode`: how many rows then decode one step, the joined ones included. `prefill_bytes`
-    are set aside for the rows that are prefilled or join.
+    are set aside for the rows that are prefilled or join. `prefill_cost`: what the chunks cost, in tokens at the start
+    of a prompt.
     """
 
     drop: list[int]
@@ -98,6 +102,7 @@ class Plan(msgspec.Struct, frozen=True):
     join: list[int]
     decode: int
     prefill_bytes: int = 0
+    prefill_cost: float = 0.0
 
     @property
     def prefill_tokens(self) -> int:
@@ -333,9 +338,9 @@ class Scheduler:
     def plan(self, prefill_tokens: int, running_bytes: int) -> Plan:
         """Decide one turn; rows that it launches count as launched.
 
-        `prefill_tokens` bounds the prompt tokens of this turn (how many fit the time it may take). It is
-        raised to MIN_CHUNK, so that admissions always go on. `running_bytes` is what the batch needs for this turn's
-        step of the rows that run now, and what is kept beside the rows for good.
+        `prefill_tokens` bounds the prompt tokens of this turn: how many fit the time it may take, at the start of a
+        prompt. It is raised to MIN_CHUNK, so that admissions always go on. `running_bytes` is what the batch needs for
+        this turn's step of the rows that run now, and what is kept beside the rows for good.
         """
         drop, self._drop = self._drop, []
         parked, running_bytes = self._park(running_bytes)
@@ -358,9 +363,10 @@ class Scheduler:
             kept = turn.keep(rows[0])
             for row in sorted(rows[1:], key=lambda row: (row.length - row.computed, row.rank)):
                 self._place(row, turn.advance(row))
-            turn.give_back(kept)
-            self._place(rows[0], turn.advance(rows[0], must=True))
-        return Plan(drop, admit, turn.chunks, turn.join, turn.decode, prefill_bytes)
+            turn.give_back(*kept)
+            least = MIN_PIECE if len(rows) > 1 or decode else MIN_CHUNK
+            self._place(rows[0], turn.advance(rows[0], least))
+        return Plan(drop, admit, turn.chunks, turn.join, turn.decode, prefill_bytes, turn.cost)
 
     @property
     def _prefill_bytes(self) -> int:
@@ -475,34 +481,42 @@ class _Turn:
     """Fills one turn with prompt chunks until one of its bounds is met."""
 
     def __init__(self, limits: Limits, prefill_tokens: int, decode: int) -> None:
+        self.cost = 0.0
         self.chunks: list[Chunk] = []
         self.join: list[int] = []
         self.decode = decode
         self._batched = limits.max_num_batched_tokens - decode
-        self._prefill = min(prefill_tokens, self._batched)
+        self._prefill = float(prefill_tokens)
+        self._depth_cost = limits.depth_cost
         self._step = limits.prefill_step_size
         self._whole = min(prefill_tokens // 2, FIRST_CHUNK)
         self._beside_others = decode > 0
 
-    def keep(self, row: _Row) -> int:
+    def keep(self, row: _Row) -> tuple[float, int]:
         """Set half of the turn's prompt tokens aside for `row`, if it needs as many."""
-        kept = min(row.length - row.computed, max(self._prefill // 2, MIN_CHUNK), self._prefill)
-        self._prefill -= kept
+        left = row.length - row.computed
+        kept = min(left * self._cost_at(row), self._prefill / 2), min(left, -(-self._batched // 2))
+        self.give_back(-kept[0], -kept[1])
         return kept
 
-    def give_back(self, tokens: int) -> None:
-        """Tokens that were kept can be spent now."""
-        self._prefill += tokens
+    def give_back(self, cost: float, tokens: int) -> None:
+        """What was kept can be spent now."""
+        self._prefill += cost
+        self._batched += tokens
 
-    def advance(self, row: _Row, must: bool = False) -> bool:
+    def _cost_at(self, row: _Row, ahead: int = 0) -> float:
+        return 1 + self._depth_cost * (row.computed + ahead / 2)
+
+    def advance(self, row: _Row, least: int = 0) -> bool:
         """Give `row` its next chunk. True when it joins the running rows in this turn.
 
-        A prompt that a turn can take whole isn't begun when this one has no room for all of it, unless it `must`:
-        whole ones are computed together, while each piece of one costs a forward of its own.
+        A prompt that a turn can take whole isn't begun when this one has no room for all of it, unless `least` tokens
+        of it are to be computed anyhow: whole ones are computed together, while each piece of one costs a forward of
+        its own.
         """
         left = row.length - 1 - row.computed
-        room = min(self._batched, self._prefill, self._step)
-        if room < left <= self._whole and not row.computed and not must:
+        room = min(self._batched, max(int(self._prefill / self._cost_at(row)), least), self._step)
+        if room < left <= self._whole and not row.computed and not least:
             return False
         if self._beside_others:
             # A prompt costs more per token the longer it is: feel the way up, for others wait.
@@ -518,10 +532,11 @@ class _Turn:
         if end > start:
             self.chunks.append(Chunk(row.rid, start, end - start, whole))
         row.chunk = count
-        spent = count + joins  # its own step is work too: prompts of one token are no free admissions
+        cost = count * self._cost_at(row, count)
         row.computed += count
-        self._batched -= spent
-        self._prefill -= spent
+        self.cost += cost
+        self._batched -= count + joins  # its own step is work too: prompts of one token are no free admissions
+        self._prefill -= cost + joins
         if joins:
             self.join.append(row.rid)
             self.decode += 1

@@ -132,3 +132,40 @@ def fairness(
         report.expect(p99 <= 2 * target_ms, f"ITL p99 at most 2 × {target_ms:g} ms", round(p99, 1))
         claim = f"TTFT of every short arrival at most {TTFT_LIMIT:g} s plus its own cost"
         report.expect(max(short) <= TTFT_LIMIT + cost, claim, round(max(short), 3))
+
+
+async def _behind(server: RunningServer, tokens: int, deep: int) -> tuple[float, list[float], float]:
+    draw = random.Random(7)
+
+    def prompt(length: int) -> list[int]:
+        return draw.choices(range(FIRST_PLAIN_ID, 10_000), k=length)
+
+    short: list[float] = []
+    async with AsyncClient(endpoint=server.endpoint) as client:
+        own = statistics.median([await first_token(client, prompt(SHORT)) for _ in range(3)])
+        before = server.health()["engine"]["prefilled"]
+        began = time.perf_counter()
+        long = asyncio.create_task(first_token(client, prompt(tokens)))
+        while (await asyncio.to_thread(server.health))["engine"]["prefilled"] - before < deep and not long.done():
+            await asyncio.wait([long], timeout=PAUSE)
+        while not long.done():
+            asked = asyncio.create_task(first_token(client, prompt(SHORT)))
+            await asyncio.wait([asked, long], return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():  # the long one was sooner
+                short.append(await asked)
+                break
+            short.append(asked.result())
+            await asyncio.sleep(1.0)
+        await long
+    return own, short, time.perf_counter() - began
+
+
+def behind_long(report: Report, server: RunningServer, *, tokens: int, deep: int, most: float) -> None:
+    """TTFT of short arrivals while nothing but a prompt of `tokens` prefills, from its token `deep` on, on a model for
+    which each of those costs many times what theirs cost: at most `most` seconds."""
+    own, short, seconds = uvloop.run(_behind(server, tokens, deep))
+    report.measured("short_alone_s", round(own, 3))
+    report.measured("short_behind_s", [round(value, 2) for value in short])
+    report.measured("long_s", round(seconds, 1))
+    report.expect(len(short) >= 3, "several short ones were asked for beside the long one", len(short))
+    report.expect(max(short, default=0.0) <= most, f"each has its first token within {most:g} s", short)

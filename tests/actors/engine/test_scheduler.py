@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engine.scheduler import BLOCK, MIN_CHUNK, PART, PASSES, Limits, Plan, Scheduler, chunk_tokens
+from actors.engine.scheduler import BLOCK, MIN_CHUNK, MIN_PIECE, PART, PASSES, Limits, Plan, Scheduler, chunk_tokens
 
 EOS = 2
 
@@ -166,6 +166,7 @@ limits = st.builds(
     max_num_seqs=st.integers(1, 12),
     max_num_batched_tokens=st.one_of(st.integers(1, 40), st.integers(300, 4000)),
     prefill_step_size=st.one_of(st.integers(1, 300), st.just(2048)),
+    depth_cost=st.sampled_from([0.0, 1 / 3000, 1 / 20]),
 )
 events = st.lists(
     st.tuples(
@@ -203,6 +204,7 @@ tight_limits = st.builds(
     max_num_batched_tokens=st.integers(300, 4000),
     cache_bytes=st.integers(1200, 4000),
     row_bytes=st.just(one_byte_a_token),
+    depth_cost=st.sampled_from([0.0, 1 / 300]),
 )
 
 
@@ -295,6 +297,36 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     plan = device.turn(prefill_tokens=512)
     assert plan.join == [1]
     assert {chunk.rid for chunk in plan.chunks} == {0, 1}
+
+
+@pytest.mark.parametrize("depth_cost", [0.0, 1 / 3000, 1 / 300])
+@pytest.mark.parametrize("prefill_tokens", [0, 32, 57, 100])
+def test_on_a_slow_model_neither_waits_for_the_other(prefill_tokens: int, depth_cost: float) -> None:
+    device = Device(Limits(depth_cost=depth_cost))
+    device.submit(0, 8000, 1)
+    while device.computed.get(0, 0) < 6000:
+        device.turn(prefill_tokens=4000)
+    deep = device.computed[0]
+    device.submit(1, 138, 1)
+    turns = 0
+    while 1 not in device.ended:
+        plan = device.turn(prefill_tokens=prefill_tokens)
+        if 1 not in plan.drop:
+            assert plan.prefill_cost <= max(prefill_tokens, MIN_CHUNK) + MIN_PIECE * (1 + depth_cost * 8000)
+        turns += 1
+        assert turns < 15
+    assert device.computed[0] >= deep + (turns - 3) * MIN_PIECE
+
+
+def test_what_a_turn_costs_is_counted_by_depth() -> None:
+    scheduler = Scheduler(Limits(depth_cost=1 / 1000))
+    scheduler.add(0, 5000, 1)
+    first = scheduler.plan(1024, 0)
+    assert first.prefill_tokens == 1024
+    assert first.prefill_cost == pytest.approx(1024 * 1.512)
+    deeper = scheduler.plan(1040, 0)
+    assert deeper.prefill_tokens == 512  # 1040 / 2.024, on a border
+    assert deeper.prefill_cost == pytest.approx(512 * (1 + 1.024 + 0.256))
 
 
 def test_a_row_that_others_wait_for_goes_as_early_as_they_would() -> None:
