@@ -18,6 +18,7 @@ import llguidance
 import tokenizers
 from llguidance.gbnf_to_lark import any_to_lark
 
+from actors.json_schemas import strict
 from actors.model_files import ModelFiles
 from protocol.messages import Grammar
 
@@ -132,7 +133,7 @@ def _schema(text: str) -> str:
     schema = _decoded(text)
     if not isinstance(schema, dict | bool):
         raise ValueError("a JSON schema is an object")
-    return json.dumps(schema if schema is not True else {}) if schema is not False else _never()
+    return json.dumps(strict(schema) if schema is not True else {}) if schema is not False else _never()
 
 
 def _never() -> str:

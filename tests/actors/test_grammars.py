@@ -7,6 +7,7 @@ import pytest
 
 from actors.engine.constraint import Constraint
 from actors.grammars import Grammars, InvalidGrammar
+from actors.json_schemas import strict
 from actors.model_files import read_model_files
 from actors.tokenizer.text_tokenizer import load_tokenizer
 from protocol.messages import Grammar, Thinking
@@ -30,7 +31,6 @@ def grammars(tiny_model: Path, tokenizer):
         ("json", '{"not": {"type": "string"}}', "not"),
         ("json", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         ("json", '{"if": {}, "then": {}}', "if"),
-        ("json", '{"type": "string", "format": "zip"}', "zip"),
         ("json", '{"$ref": "http://127.0.0.1/x"}', "not present"),
         ("json", '{"type": "nothing"}', "nothing"),
         ("json", "[1]", "object"),
@@ -154,3 +154,51 @@ def test_a_model_that_can_have_no_grammars_is_left_alone(tiny_model: Path):
     none.prepare()
     with pytest.raises(InvalidGrammar, match="written in Python"):
         none.check(Grammar("regex", "a+", "regex"))
+
+
+NAMED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+OTHER = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+EXTRA = '{"a": 1, "x": 2}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "allowed"),
+    [
+        (NAMED, '{"a": 1}', True),
+        (NAMED, EXTRA, False),
+        (NAMED | {"additionalProperties": True}, EXTRA, True),
+        (NAMED | {"additionalProperties": {"type": "integer"}}, EXTRA, True),
+        (NAMED | {"patternProperties": {"^x$": {"type": "integer"}}}, EXTRA, True),
+        ({"type": "object"}, EXTRA, True),
+        ({"type": "array", "items": NAMED}, f"[{EXTRA}]", False),
+        ({"anyOf": [NAMED, {"type": "null"}]}, EXTRA, False),
+        ({"anyOf": [NAMED, OTHER]}, '{"b": 1}', True),
+        (NAMED | {"anyOf": [{"required": ["a"]}, {"minProperties": 1}]}, EXTRA, False),
+        (NAMED | {"anyOf": [OTHER]}, '{"a": 1, "b": 2}', True),
+        ({"allOf": [NAMED, OTHER]}, '{"a": 1, "b": 2}', True),
+        (
+            {"$defs": {"N": NAMED}, "properties": {"n": {"$ref": "#/$defs/N"}}, "type": "object"},
+            f'{{"n": {EXTRA}}}',
+            False,
+        ),
+        ({"$defs": {"N": NAMED}, "allOf": [{"$ref": "#/$defs/N"}], "description": "x"}, EXTRA, False),
+        ({"$defs": {"N": NAMED}, "allOf": [{"$ref": "#/$defs/N"}, OTHER]}, '{"a": 1, "b": 2}', True),
+        (
+            {"$defs": {"N/M": NAMED, "L": {"$ref": "#/$defs/N~1M"}}, "allOf": [{"$ref": "#/$defs/L"}, OTHER]},
+            '{"a": 1, "b": 2}',
+            True,
+        ),
+        ({"type": "string", "format": "path"}, '"/x"', True),
+        ({"type": "string", "format": "ipv4"}, '"x"', False),
+        ({"type": "object", "properties": {"format": {"type": "string"}}}, '{"format": "zip"}', True),
+    ],
+)
+def test_objects_have_the_properties_that_they_name(grammars, tokenizer, schema, text, allowed):
+    grammar = Grammar("json_line", json.dumps(schema), "f")
+    grammars.check(grammar)
+    assert follow(grammars, tokenizer, grammar, text) is allowed
+
+
+def test_a_schema_that_refers_to_itself():
+    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
+    assert strict(json.loads(json.dumps(tree))) == tree | {"additionalProperties": False}
