@@ -69,6 +69,8 @@ def check_params(params: SamplingParams, vocab_size: int = 0) -> None:
 def _check_length(params: SamplingParams) -> None:
     if params.max_tokens is not None and params.max_tokens < 1:
         raise InvalidParam("max_tokens", f"max_tokens must be at least 1, not {params.max_tokens}")
+    if params.max_tokens is not None and params.max_tokens > MAX_SEED:
+        raise InvalidParam("max_tokens", "max_tokens must fit in 64 bits, signed")
     _in_range("min_tokens", params.min_tokens, 0, MAX_TOKENS)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         text = f"min_tokens must be at most the number of tokens asked for, {params.max_tokens}"

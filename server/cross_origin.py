@@ -3,7 +3,7 @@
 Without CORS such a page can't read an answer, but a "simple" POST (a form's, or `text/plain`) goes out without asking
 first, and would have done its work by then. The rules are those of Go's `net/http.CrossOriginProtection` (1.25): what
 `Sec-Fetch-Site` says; of a browser that doesn't send it, whether `Origin` is this server's own host. Programs send
-neither, and are not concerned.
+neither, and are not concerned. As with Ollama, pages served by this machine and desktop apps are let in.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ from server.request_log import record_of
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OWN_SITES = frozenset({b"same-origin", b"none"})
+APP_SCHEMES = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})  # no website can have these
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class CrossOrigin:
@@ -44,12 +46,21 @@ class CrossOrigin:
             return True
         headers = dict(scope["headers"])
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin and origin in self._allowed:
+        if origin and (origin in self._allowed or _is_local(origin)):
             return True
         site = headers.get(b"sec-fetch-site")
         if site is not None:
             return site in OWN_SITES
         return not origin or _host(origin) == headers.get(b"host", b"").decode("latin-1").lower()
+
+
+def _is_local(origin: str) -> bool:
+    """Whether it is a page of this machine, or a desktop app."""
+    try:
+        parts = urlsplit(origin)
+        return parts.scheme in APP_SCHEMES or parts.hostname in LOOPBACK
+    except ValueError:
+        return False
 
 
 def _host(origin: str) -> str:

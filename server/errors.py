@@ -19,6 +19,7 @@ NOT_FOUND = "not_found"
 METHOD_NOT_ALLOWED = "method_not_allowed"
 BODY_TOO_LARGE = "body_too_large"
 BODY_TIMEOUT = "body_timeout"
+BODY_ENCODED = "body_encoded"
 UNSUPPORTED = "unsupported_parameter"
 INVALID_API_KEY = "invalid_api_key"
 KEY_NOT_ALLOWED = "key_not_allowed"
@@ -54,6 +55,7 @@ _SHOWN = {
     NOT_FOUND: Shown(404, _BAD, NOT_FOUND),
     METHOD_NOT_ALLOWED: Shown(405, _BAD, METHOD_NOT_ALLOWED),
     BODY_TIMEOUT: Shown(408, _BAD, BODY_TIMEOUT),
+    BODY_ENCODED: Shown(415, _BAD, BODY_ENCODED),
     BODY_TOO_LARGE: Shown(413, _BAD, BODY_TOO_LARGE),
     codes.INTERNAL_ERROR: Shown(500, _SERVER, codes.INTERNAL_ERROR),
     codes.CRASHED_ENGINE: Shown(500, _SERVER, codes.CRASHED_ENGINE),
@@ -78,6 +80,7 @@ _ANTHROPIC = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",

@@ -11,6 +11,7 @@ from protocol.messages import EngineStats, ModelCard, ModelState, PrefixStats
 from server.backend import Backend
 from server.backends import Backends
 from server.errors import ApiError
+from server.messages_models import VERSION_HEADER, model_info, model_list
 from server.schemas import (
     HealthActor,
     HealthBody,
@@ -60,9 +61,12 @@ class HealthEndpoints:
             raise ApiError(LOADING, "the server is still starting")
         return _json(ReadyBody(status))
 
-    async def models(self, _request: Request) -> Response:
+    async def models(self, request: Request) -> Response:
         """The models that can be asked for. Raises ApiError while none is loaded."""
-        return _json(ModelListBody(self._models()))
+        models = self._models()
+        if VERSION_HEADER in request.headers:
+            return _json(model_list(models))
+        return _json(ModelListBody(models))
 
     async def model(self, request: Request) -> Response:
         """One model by name. Raises ApiError when there is none of that name."""
@@ -71,7 +75,7 @@ class HealthEndpoints:
         if name not in models:
             text = f"the model {name!r} does not exist here; this server has {', '.join(map(repr, models))}"
             raise ApiError(MODEL_NOT_FOUND, text, param="model")
-        return _json(models[name])
+        return _json(model_info(models[name]) if VERSION_HEADER in request.headers else models[name])
 
     def _models(self) -> list[ModelBody]:
         if self._backends.house is not None:

@@ -14,7 +14,7 @@ from server.errors import ApiError, invalid
 from server.generation import Choice, Generation, sampling_params
 from server.message_input import chat_messages
 from server.request_body import check_depth, decode_request
-from server.schemas import FunctionSpec, ToolCallBody, ToolSpec, UsageBody
+from server.schemas import FunctionSpec, ToolSpec, UsageBody
 from server.schemas_messages import (
     Block,
     CountTokensRequest,
@@ -185,7 +185,7 @@ class MessagesAnswer:
         if choice.text:
             body.content.append(TextBlock(choice.text))
         for call in choice.calls:
-            body.content.append(ToolUseBlock(tool_id(call.id), call.function.name, _input(call)))
+            body.content.append(ToolUseBlock(tool_id(call.id), call.function.name, arguments_of(call)))
         body.stop_reason = _reason(choice.end, bool(choice.calls))
         body.stop_sequence = choice.end.stop or None
         body.usage = _usage(usage)
@@ -225,12 +225,6 @@ def _reason(end: End, calls: bool) -> str:
 def _usage(usage: UsageBody) -> MessagesUsage:
     cached = usage.prompt_tokens_details.cached_tokens
     return MessagesUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
-
-
-def _input(call: ToolCallBody) -> dict[str, Any]:
-    """Arguments as an object; those that a length limit cut off are passed on as the text they are."""
-    arguments = arguments_of(call)
-    return {"arguments": call.function.arguments} if arguments is None else arguments
 
 
 def _sse(*events: MessageEvent) -> bytes:

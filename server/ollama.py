@@ -41,6 +41,7 @@ from server.schemas_ollama import (
 )
 from server.structured import json_schema
 from server.tools import Tools, check_count, tool_of
+from server.unsupported import OLLAMA_UNSUPPORTED
 
 VERSION = "0.12.0"  # of Ollama's API that this follows
 LINES = "application/x-ndjson"
@@ -70,7 +71,7 @@ class OllamaApi:
 
     def parse_chat(self, body: bytes, model: str, _request_id: str) -> tuple[str | None, Generation | Plain]:
         """`POST /api/chat`. Raises ApiError naming the field that is wrong."""
-        request = decode_request(body, OllamaChatRequest, {})
+        request = decode_request(body, OllamaChatRequest, OLLAMA_UNSUPPORTED)
         if not request.messages:
             return self._plain(request.model), self._nothing(request, {"message": {"role": "assistant", "content": ""}})
         messages = [_message(message, i) for i, message in enumerate(request.messages)]
@@ -78,14 +79,18 @@ class OllamaApi:
         check_count(request.tools)
         tools: Tools = []
         for tool in request.tools or ():
-            made = tool.function
-            tools.append(tool_of(ToolSpec("function", FunctionSpec(made.name, made.description, made.parameters))))
+            asked = tool.function
+            tools.append(tool_of(ToolSpec("function", FunctionSpec(asked.name, asked.description, asked.parameters))))
         check_depth(tools, "tools")
-        return self._plain(request.model), self._generation(request, {"messages": messages}, chat=True, tools=tools)
+        made = self._generation(request, {"messages": messages}, chat=True, tools=tools)
+        last = messages[-1]
+        if last["role"] == "assistant" and last["content"] and "tool_calls" not in last:
+            made.template_kwargs["continue_final_message"] = True
+        return self._plain(request.model), made
 
     def parse_generate(self, body: bytes, model: str, _request_id: str) -> tuple[str | None, Generation | Plain]:
         """`POST /api/generate`. Raises ApiError naming the field that is wrong."""
-        request = decode_request(body, OllamaGenerateRequest, {})
+        request = decode_request(body, OllamaGenerateRequest, OLLAMA_UNSUPPORTED)
         for name in ("suffix", "template", "images"):
             if getattr(request, name):
                 raise ApiError(UNSUPPORTED, f"{name} is not supported", param=name)
@@ -312,24 +317,32 @@ def _details() -> dict[str, Any]:
 
 def _params(request: OllamaRequest) -> SamplingParams:
     options = request.options or OllamaOptions()
+    greedy = options.top_p == 0  # of the most probable tokens only the first
     fields = SamplingFields(
         temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
+        top_p=None if greedy else options.top_p,
+        top_k=1 if greedy else _whole(options.top_k, "top_k"),
         min_p=options.min_p,
-        seed=options.seed,
+        seed=_whole(options.seed, "seed"),
         repetition_penalty=options.repeat_penalty,
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
     )
-    most = options.num_predict
+    most = _whole(options.num_predict, "num_predict")
+    stops = [options.stop] if isinstance(options.stop, str) else options.stop or []
     return sampling_params(
         fields,
-        max_tokens=most if most is not None and most >= 0 else None,
-        stop=options.stop,
+        max_tokens=most if most is not None and most > 0 else None,  # else as many as there is room for
+        stop=[stop for stop in stops if stop],
         grammar=_grammar(request),
         names=_NAMES,
     )
+
+
+def _whole(value: float | None, name: str) -> int | None:
+    if value is not None and not -(2.0**63) <= value < 2.0**63:
+        raise invalid(f"options.{name} is no number that can be used", f"options.{name}")
+    return None if value is None else int(value)
 
 
 def _grammar(request: OllamaRequest) -> Grammar | None:

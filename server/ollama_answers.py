@@ -98,4 +98,4 @@ class OllamaAnswer:
 
 
 def _calls(calls: list[Any]) -> list[dict[str, Any]]:
-    return [{"function": {"name": call.function.name, "arguments": arguments_of(call) or {}}} for call in calls]
+    return [{"function": {"name": call.function.name, "arguments": arguments_of(call)}} for call in calls]

@@ -13,7 +13,7 @@ import structlog
 from starlette.types import Receive, Scope
 
 from protocol.limits import MAX_DEPTH, too_deep
-from server.errors import BODY_TIMEOUT, BODY_TOO_LARGE, ApiError, invalid
+from server.errors import BODY_ENCODED, BODY_TIMEOUT, BODY_TOO_LARGE, ApiError, invalid
 from server.unsupported import HARMLESS, check_unsupported
 
 log = structlog.get_logger()
@@ -56,6 +56,9 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: flo
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
             raise too_large
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            encoding = value.decode("latin-1")[:MAX_STEP]
+            raise ApiError(BODY_ENCODED, f"bodies can't be read in the encoding {encoding!r}; send this one as it is")
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):

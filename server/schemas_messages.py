@@ -164,3 +164,21 @@ class MessagesError(Struct):
     error: MessagesErrorDetail
     type: str = "error"
     request_id: str | None = None
+
+
+class MessagesModel(Struct):
+    """A model, as Anthropic's `GET /v1/models/{id}` has it."""
+
+    id: str
+    display_name: str
+    created_at: str
+    type: str = "model"
+
+
+class MessagesModelList(Struct):
+    """Answer of Anthropic's `GET /v1/models`: one page of all."""
+
+    data: list[MessagesModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False

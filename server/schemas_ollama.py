@@ -6,14 +6,15 @@ from msgspec import Meta, Struct
 
 
 class OllamaOptions(Struct, kw_only=True):
-    """`options` of a request. Those of Ollama's own runtime (`num_ctx`, `num_gpu`, …) are ignored."""
+    """`options` of a request. Those of Ollama's own runtime (`num_ctx`, `num_gpu`, …) are ignored. Whole numbers may
+    come with a point, as some languages write them."""
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: int | float | None = None
     min_p: float | None = None
-    seed: int | None = None
-    num_predict: int | None = None
+    seed: int | float | None = None
+    num_predict: int | float | None = None
     stop: str | list[str] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None

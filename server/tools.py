@@ -81,10 +81,12 @@ def join_calls(deltas: list[ToolCallDelta]) -> list[ToolCallBody]:
     return [calls[index] for index in sorted(calls)]
 
 
-def arguments_of(call: ToolCallBody) -> dict[str, Any] | None:
-    """The arguments of a whole call; None when they are no object in JSON, as when a length limit cut them off."""
+def arguments_of(call: ToolCallBody) -> dict[str, Any]:
+    """The arguments of a whole call. What is no object in JSON, as when a length limit cut it off, is passed on as the
+    text that it is, under `arguments`."""
+    text = call.function.arguments
     try:
-        value = msgspec.json.decode(call.function.arguments)
-    except (msgspec.DecodeError, RecursionError):  # a model wrote them
-        return None
-    return value if isinstance(value, dict) else None
+        value = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):  # a model wrote it
+        value = None
+    return value if isinstance(value, dict) else {"arguments": text}

@@ -102,7 +102,12 @@ MESSAGES_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (None, 0),
     "container": _NO,
     "mcp_servers": (None, []),
-    "context_management": _NO,
+}
+
+OLLAMA_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "context": (None, []),
 }
 
 # Embedding and ranking.
@@ -122,6 +127,7 @@ HARMLESS = frozenset(
     {
         *("metadata", "store", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "stream_options"),
         "guided_decoding_backend",
+        "context_management",  # where it isn't refused: what would be left out of a long conversation stays in it
     }
 )
 

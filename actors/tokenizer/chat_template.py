@@ -156,12 +156,19 @@ def _plain_tool_calls(where: str, calls: Any) -> list[Any]:
             raise TemplateError(f"{where}[{i}] must be an object with a function")
         arguments = function.get("arguments")
         if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments or "{}")
-            except (ValueError, RecursionError) as error:
-                raise TemplateError(f"{where}[{i}].function.arguments is not valid JSON: {error}") from None
+            arguments = _as_object(arguments)
         plain.append({**call, "function": {**function, "arguments": arguments}})
     return plain
+
+
+def _as_object(arguments: str) -> Any:
+    """Arguments of a call from their JSON. A model may have written it badly, or was cut off: the conversation goes on
+    with the text that it is, in an object, as templates expect."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments}
 
 
 def _kind(value: Any) -> str:

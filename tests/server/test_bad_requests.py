@@ -277,3 +277,14 @@ def test_unknown_paths_and_methods(worker: HttpWorker) -> None:
         assert response.json()["error"]["code"] == "method_not_allowed"
         assert response.headers["allow"]
     assert worker.client.get("/v1/models/other").status_code == 404
+
+
+def test_a_compressed_body(worker: HttpWorker) -> None:
+    response = worker.client.post("/v1/completions", content=b"\x1f\x8b", headers=JSON | {"content-encoding": "gzip"})
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "body_encoded")
+    plain = worker.client.post("/v1/chat/completions", json=chat(), headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
+
+
+def test_more_tokens_than_can_be_counted(worker: HttpWorker) -> None:
+    assert refused(worker, chat(max_tokens=10**30))["param"] == "max_tokens"

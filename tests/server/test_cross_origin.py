@@ -13,8 +13,8 @@ PAGE = "http://page.test"  # let in by the worker of conftest.py
     [
         {"origin": "http://evil.test"},
         {"origin": "http://evil.test", "sec-fetch-site": "cross-site"},
-        {"origin": "http://127.0.0.1:1", "sec-fetch-site": "same-site"},
-        {"origin": "http://127.0.0.1:1"},
+        {"origin": "http://127.0.0.1.evil.test:1", "sec-fetch-site": "same-site"},
+        {"origin": "http://localhost@evil.test"},
         {"origin": "null"},
         {"origin": "http://[evil"},
         {"sec-fetch-site": "cross-site"},
@@ -42,6 +42,10 @@ def test_other_sites_are_refused(worker: HttpWorker, headers: dict[str, str]) ->
         {"origin": PAGE, "sec-fetch-site": "cross-site"},
         {"origin": "https://proxied.test", "sec-fetch-site": "same-origin"},
         {"sec-fetch-site": "none"},
+        {"origin": "http://localhost:3000", "sec-fetch-site": "same-site"},
+        {"origin": "http://[::1]:3000"},
+        {"origin": "app://obsidian.md", "sec-fetch-site": "cross-site"},
+        {"origin": "vscode-webview://1a2b"},
         {"origin": "http://{host}"},
     ],
 )

@@ -140,3 +140,14 @@ def test_whatever_arguments_a_model_writes_the_answer_has_its_form(
     assert "error" not in answer.text.replace('"error":null', "")
     if not stream:
         answer.json()
+
+
+def test_anthropics_clients_get_models_in_their_words(worker: HttpWorker) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    listed = worker.client.get("/v1/models", headers=headers).json()
+    [model] = listed["data"]
+    assert (model["type"], model["id"], model["display_name"]) == ("model", "tiny", "tiny")
+    assert model["created_at"].endswith("Z")
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "tiny", "tiny")
+    assert worker.client.get("/v1/models/tiny", headers=headers).json() == model
+    assert worker.client.get("/v1/models").json()["object"] == "list"

@@ -181,3 +181,41 @@ def test_a_model_can_be_kept_for_any_time(given: float | str) -> None:
     assert seconds is not None
     assert seconds <= MOST_KEPT
     datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def test_numbers_and_stops_are_taken_as_ollama_takes_them(worker: HttpWorker) -> None:
+    options = {"num_predict": 5.0, "top_k": 40.0, "seed": 3.0, "stop": ""}
+    assert worker.client.post("/api/chat", json=ASK | {"options": options}).status_code == 200
+    params = worker.streamer.streams[-1].request.params
+    assert (params.max_tokens, params.top_k, params.seed, params.stop) == (5, 40, 3, [])
+    worker.client.post("/api/chat", json=ASK | {"options": {"num_predict": 0, "top_p": 0, "stop": ["", "x"]}})
+    params = worker.streamer.streams[-1].request.params
+    assert (params.max_tokens, params.top_k, params.top_p, params.stop) == (None, 1, None, ["x"])
+    assert worker.client.post("/api/chat", json=ASK | {"options": {"top_k": 1e300}}).status_code == 400
+
+
+@pytest.mark.parametrize("field", [{"logprobs": True}, {"top_logprobs": 2}, {"context": [1, 2]}])
+def test_what_is_not_served_is_refused_by_name(worker: HttpWorker, field: dict[str, Any]) -> None:
+    for path, body in (("/api/chat", ASK), ("/api/generate", {"model": "tiny", "prompt": "x"})):
+        refused = worker.client.post(path, json=body | field)
+        assert refused.status_code == 400
+        assert next(iter(field)) in refused.json()["error"]
+
+
+def test_a_last_message_of_the_assistant_is_continued(worker: HttpWorker) -> None:
+    begun = {"role": "assistant", "content": "One, two,"}
+    worker.client.post("/api/chat", json=ASK | {"messages": [*ASK["messages"], begun]})
+    assert worker.streamer.streams[-1].request.template_kwargs == {"continue_final_message": True}
+    worker.client.post("/api/chat", json=ASK)
+    assert worker.streamer.streams[-1].request.template_kwargs == {}
+
+
+def test_arguments_that_are_cut_off_are_passed_on_as_text(worker: HttpWorker) -> None:
+    def cut(stream: FakeStream) -> None:
+        stream.accept()
+        stream.piece("", "", ToolCallDelta(0, "call_1", "paint", '{"colour": "re'))
+        stream.finish("length")
+
+    worker.streamer.on_generate = cut
+    [call] = worker.client.post("/api/chat", json=ASK | {"stream": False}).json()["message"]["tool_calls"]
+    assert call["function"] == {"name": "paint", "arguments": {"arguments": '{"colour": "re'}}

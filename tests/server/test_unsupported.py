@@ -97,3 +97,8 @@ def test_options_of_the_small_endpoints(call: Any, body: bytes, name: str) -> No
     with pytest.raises(ApiError) as caught:
         asyncio.run(call(body, no_model))
     assert (caught.value.status, caught.value.param) == (400, name)
+
+
+@pytest.mark.parametrize("edits", [[], [{"type": "clear_thinking_20251015", "keep": "all"}]])
+def test_what_would_be_left_out_of_a_conversation_stays_in_it(edits: list[Any]) -> None:
+    assert parsed("messages", context_management={"edits": edits}).prompts == parsed("messages").prompts
