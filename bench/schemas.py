@@ -195,5 +195,4 @@ UNSUPPORTED: dict[str, Schema] = {
     "propertyNames": {"type": "object", "propertyNames": {"pattern": "^a"}},
     "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
     "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
-    "zip": {"type": "string", "format": "zip"},
 }
