@@ -14,6 +14,9 @@ from urllib.parse import unquote
 KNOWN_FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
+_COMBINING = ("allOf", "anyOf", "oneOf")
+_LISTS = (*_COMBINING, "prefixItems")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SAYS_OTHERS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 
 
@@ -23,56 +26,56 @@ def strict(schema: Any) -> Any:
     Objects whose properties come from several places (`allOf`, or a `$ref` beside others) stay open, as each of these
     would refuse the others' properties.
     """
-    merged: set[str] = set()  # pointers to schemas that others are merged with
+    nodes: dict[str, dict[str, Any]] = {}
     try:
-        while True:
-            reading = _Reading(merged)
-            reading.visit(schema, "#", False)
-            if reading.found <= merged:
-                break
-            merged |= reading.found
+        _find(schema, "#", nodes)
+        merged = _merged(nodes)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    for node in reading.closed:
-        node["additionalProperties"] = False
+    for node in nodes.values():
+        if _has_own(node) and id(node) not in merged and not any(key in node for key in _SAYS_OTHERS):
+            node["additionalProperties"] = False
+        if isinstance(node.get("format"), str) and node["format"] not in KNOWN_FORMATS:
+            del node["format"]
     return schema
 
 
-class _Reading:
-    """One walk over a schema: the objects to be closed, and what references lead to schemas merged with others."""
+def _find(node: Any, at: str, nodes: dict[str, dict[str, Any]]) -> None:
+    """Put the schema `node`, which stands `at` this pointer, and all in it into `nodes`."""
+    if not isinstance(node, dict):
+        return
+    nodes[at] = node
+    for key, value in node.items():
+        if key in ("items", "additionalProperties"):
+            _find(value, f"{at}/{key}", nodes)
+        elif key in _LISTS and isinstance(value, list):
+            for place, part in enumerate(value):
+                _find(part, f"{at}/{key}/{place}", nodes)
+        elif key in _BY_NAME and isinstance(value, dict):
+            for name, part in value.items():
+                _find(part, f"{at}/{key}/{name.replace('~', '~0').replace('/', '~1')}", nodes)
 
-    def __init__(self, merged: set[str]) -> None:
-        self.closed: list[dict[str, Any]] = []
-        self.found: set[str] = set()
-        self._merged = merged
 
-    def visit(self, node: Any, at: str, merged: bool) -> None:
-        """Look at the schema `node`, which stands `at` this pointer."""
-        if not isinstance(node, dict):
-            return
-        if isinstance(node.get("format"), str) and node["format"] not in KNOWN_FORMATS:
-            del node["format"]
-        own = isinstance(node.get("properties"), dict)
-        merged = merged or at in self._merged or own + _sources(node) > 1
-        if own and not merged and not any(key in node for key in _SAYS_OTHERS):
-            self.closed.append(node)
-        if merged and isinstance(node.get("$ref"), str):
-            self.found.add(unquote(node["$ref"]))
-        for key, value in node.items():
-            if key in ("allOf", "anyOf", "oneOf"):
-                self._each(value, f"{at}/{key}", merged)
-            elif key in ("properties", "patternProperties", "$defs", "definitions", "prefixItems"):
-                self._each(value, f"{at}/{key}", False)
-            elif key in ("items", "additionalProperties"):
-                self.visit(value, f"{at}/{key}", False)
+def _merged(nodes: dict[str, dict[str, Any]]) -> set[int]:
+    """Ids of the schemas that hold for one object together with others."""
+    merged: set[int] = set()
+    pending = [node for node in nodes.values() if _has_own(node) + _sources(node) > 1]
+    while pending:
+        node = pending.pop()
+        if id(node) in merged:
+            continue
+        merged.add(id(node))
+        for key in _COMBINING:
+            parts = node.get(key)
+            pending += [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        target = nodes.get(unquote(node["$ref"])) if isinstance(node.get("$ref"), str) else None
+        if target is not None:
+            pending.append(target)
+    return merged
 
-    def _each(self, parts: Any, at: str, merged: bool) -> None:
-        if isinstance(parts, dict):
-            for name, part in parts.items():
-                self.visit(part, f"{at}/{name.replace('~', '~0').replace('/', '~1')}", merged)
-        elif isinstance(parts, list):
-            for place, part in enumerate(parts):
-                self.visit(part, f"{at}/{place}", merged)
+
+def _has_own(node: dict[str, Any]) -> bool:
+    return isinstance(node.get("properties"), dict)
 
 
 def _sources(node: dict[str, Any]) -> int:

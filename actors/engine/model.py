@@ -285,10 +285,11 @@ def _depth_cost(network: Any, layers: int) -> float:
     said here; so it does on a CPU (measured with llamas of 0.1 and 135 million weights: as much, and four times so).
     """
     args = getattr(network, "args", None)
-    heads = getattr(args, "num_attention_heads", None)
-    width = getattr(args, "head_dim", None) or getattr(args, "hidden_size", 0) // (heads or 1)
-    if not (isinstance(heads, int) and isinstance(width, int)):
+    heads, width, states = (getattr(args, name, None) for name in ("num_attention_heads", "head_dim", "hidden_size"))
+    if not isinstance(heads, int) or not heads:
         return 0.0
+    if not isinstance(width, int):
+        width = states // heads if isinstance(states, int) else 0
     weights = 0
     for name, module in network.named_modules():
         if "weight" not in module or "embed" in name or name.endswith("lm_head") or module["weight"].ndim < 2:

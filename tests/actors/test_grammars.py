@@ -202,3 +202,10 @@ def test_objects_have_the_properties_that_they_name(grammars, tokenizer, schema,
 def test_a_schema_that_refers_to_itself():
     tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
     assert strict(json.loads(json.dumps(tree))) == tree | {"additionalProperties": False}
+
+
+def test_a_long_chain_of_references_takes_no_longer_than_it_is():
+    count = 20_000
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(count)} | {f"d{count}": dict(NAMED)}
+    read = strict({"$defs": chain, "allOf": [{"$ref": "#/$defs/d0"}, dict(OTHER)]})
+    assert "additionalProperties" not in read["$defs"][f"d{count}"]

@@ -122,3 +122,10 @@ def test_loading_leaves_the_limit_of_open_files_alone() -> None:
     """
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout.strip() == "True"
+
+
+def test_what_depth_costs_is_told_by_the_model_where_it_says_so(model: Model) -> None:
+    # Two layers of 46,080 weights with two heads of 32 numbers each: 360 tokens cost as much as all weights.
+    assert model.depth_cost == pytest.approx(1 / 360)
+    for args in (None, SimpleNamespace(), SimpleNamespace(num_attention_heads=[4, 8], hidden_size=64)):
+        assert module._depth_cost(SimpleNamespace(args=args), 2) == 0.0
