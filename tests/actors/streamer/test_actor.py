@@ -1,5 +1,6 @@
 """The streamer as its clients and the engine see it, over real sockets."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -406,7 +407,8 @@ def test_a_lost_frame_breaks_the_link_to_the_engine_and_loses_nothing(rig, frame
     first = rig.engine.submit()
     rig.engine.step({first.rid: ids[0]})
     rig.engine.socket.send_multipart([rig.engine.peer, frame(rig, first.rid)])
-    rig.engine.step({first.rid: ids[2]})  # behind what was lost, so it can't be used
+    with contextlib.suppress(zmq.ZMQError):  # the streamer may have let go of the link already
+        rig.engine.step({first.rid: ids[2]})  # behind what was lost, so it can't be used
     rig.open_streams()
     rig.replace_engine()
     again = rig.engine.submit()
