@@ -40,7 +40,7 @@ from server.schemas_responses import (
 )
 from server.sse import encode_json, named_event
 from server.structured import json_schema, one_grammar, structured_outputs
-from server.tools import Tools, check_count, parse_tools
+from server.tools import Tools, parse_tools
 from server.unsupported import RESPONSES_UNSUPPORTED
 
 _NAMES = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
@@ -129,7 +129,6 @@ def parse_response(body: bytes, model: str, request_id: str) -> tuple[str | None
 
 
 def _tools(request: ResponsesRequest) -> tuple[Tools, ToolChoice]:
-    check_count(request.tools)
     specs = []
     for i, tool in enumerate(request.tools or ()):
         if tool.type != "function":

@@ -10,8 +10,6 @@ from actors.streamer.json_value import JsonValue
 from actors.streamer.tool_format import well_formed
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-
-
 LONGEST_HEAD = 4096  # characters; what is longer is found when the whole call is there
 
 

@@ -32,6 +32,14 @@ def lives(rig, stream, submit, text=" still"):
     assert stream.text() == text
 
 
+def greeted(rig):
+    """A raw client that has said hello."""
+    raw = rig.raw()
+    raw.send(Hello(1, "raw"))
+    raw.receive(Welcome)
+    return raw
+
+
 def begin(rig):
     """Two streams: one that goes on whatever happens, and the submit of the one that fails."""
     other = rig.client().generate("other")
@@ -71,9 +79,7 @@ def test_a_fault_in_a_request_is_told_for_each_choice(rig, monkeypatch):
     other, first = begin(rig)
     with monkeypatch.context() as patched:
         patched.setattr("actors.streamer.actor.find_fault", broken)
-        raw = rig.raw()
-        raw.send(Hello(1, "raw"))
-        raw.receive(Welcome)
+        raw = greeted(rig)
         raw.send(Generate(5, SamplingParams(), prompt="x", more_refs=[6]))
         ends = raw.receive(Deltas).ends
         assert [(end.ref, end.code) for end in ends] == [(5, INTERNAL_ERROR), (6, INTERNAL_ERROR)]
@@ -82,9 +88,7 @@ def test_a_fault_in_a_request_is_told_for_each_choice(rig, monkeypatch):
 
 def test_a_call_that_fails_is_answered(rig, monkeypatch):
     other, first = begin(rig)
-    raw = rig.raw()
-    raw.send(Hello(1, "raw"))
-    raw.receive(Welcome)
+    raw = greeted(rig)
     monkeypatch.setattr("actors.streamer.actor.Models", broken)
     raw.send(ListModels(7))
     failed = raw.receive(CallFailed)
@@ -128,9 +132,7 @@ def test_a_message_that_cant_be_written_fails_the_streams_in_it(rig, monkeypatch
     ],
 )
 def test_quotas_that_make_no_sense_are_refused(rig, message):
-    raw = rig.raw()
-    raw.send(Hello(1, "raw"))
-    raw.receive(Welcome)
+    raw = greeted(rig)
     raw.send(message)
     failed = raw.receive(CallFailed)
     assert (failed.ref, failed.code) == (7, INVALID_REQUEST)
@@ -139,9 +141,7 @@ def test_quotas_that_make_no_sense_are_refused(rig, message):
 
 
 def test_any_number_of_streams_can_be_asked_for(rig):
-    raw = rig.raw()
-    raw.send(Hello(1, "raw"))
-    raw.receive(Welcome)
+    raw = greeted(rig)
     for streams in (2**63, -1, 2**64 - 1):
         raw.send(AskFigures(9, streams=streams))
         assert raw.receive(Figures).ref == 9
@@ -151,9 +151,7 @@ def test_any_number_of_streams_can_be_asked_for(rig):
 @pytest.mark.parametrize("parameters", [{"$defs": [1]}, {"definitions": "x"}, {"type": b"object"}])
 def test_parameters_that_are_no_schema_are_refused(rig, parameters, mode):
     other, first = begin(rig)
-    raw = rig.raw()
-    raw.send(Hello(1, "raw"))
-    raw.receive(Welcome)
+    raw = greeted(rig)
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     messages = [{"role": "user", "content": "x"}]
     raw.send(Generate(5, SamplingParams(), messages=messages, tools=tools, tool_choice=ToolChoice(mode, "f")))
