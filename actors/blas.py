@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@cache
 def has_cuda_backend() -> bool:
     """Whether MLX is installed with its CUDA backend."""
     return any((d.metadata["Name"] or "").lower().startswith("mlx-cuda") for d in distributions())

@@ -20,6 +20,7 @@ import zmq
 
 from actors.child import Child, describe_exit
 from actors.footprint import Footprint, footprint
+from actors.priority import give_way
 from actors.supervision import LONGEST_DELAY, PROBE_INTERVAL, Action, GiveUp, Kill, Slot, Start, Supervision
 from protocol.codec import CodecError, encode, report_codec
 from protocol.endpoints import ipc_endpoint
@@ -173,6 +174,7 @@ class Keeper:
         child = Child(
             command, self._environment(slot.role), fds, actor=slot.name, epoch=self._epochs, keep=self._keep_log
         )
+        give_way(slot.role, child.pid)
         self._children[slot.name] = child
         self._table.started(slot, child.pid, self._epochs, self._clock())
         if self._phase is not Phase.LOADING:

@@ -94,6 +94,7 @@ class Keeper:
         """Write no more, close the directory in order."""
         self._stopping = True
         self._hurry.set()
+        self._writes.set_at_work(False)
         self._writes.call()
         self._thread.join(seconds)
 
@@ -101,6 +102,7 @@ class Keeper:
         """From now on write as fast as the drive can; after trouble, try again now."""
         self._retry_at = 0.0
         self._hurry.set()
+        self._writes.set_at_work(False)
         self._writes.call()
 
     @property

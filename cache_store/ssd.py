@@ -85,6 +85,10 @@ class SsdStore:
         """Queue a block for which there is room."""
         self._writes.put(write, urgent)
 
+    def set_at_work(self, at_work: bool) -> None:
+        """Say whether the model works: blocks that aren't urgent then wait a while."""
+        self._writes.set_at_work(at_work)
+
     def load(self, reads: Sequence[Read], wake: Callable[[], None] | None = None) -> Ticket:
         """Start reading blocks into the caller's memory."""
         ticket = Ticket(len(reads), wake)

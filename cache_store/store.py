@@ -232,6 +232,11 @@ class PrefixStore(Generic[B]):
         """Whether there is something to write, so that `poll` has something to do."""
         return bool(self._writing) or any(self._backlog)
 
+    def set_at_work(self, at_work: bool) -> None:
+        """Say whether the model works: what nobody waits for is then written a little later."""
+        if self._ssd is not None:
+            self._ssd.set_at_work(at_work)
+
     def flush(self, seconds: float, progress: Callable[[int], None] | None = None) -> bool:
         """Write everything that isn't, for a clean stop; True when all is. `progress` gets the bytes left."""
         return True if self._ssd is None else self._ssd.flush(seconds, self.poll, self._unwritten_bytes, progress)

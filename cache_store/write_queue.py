@@ -4,11 +4,14 @@ The engine's thread puts in, the store's thread takes out.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from cache_store.block import Tensor
+
+LINGER = 5.0  # seconds that a block may wait for a model that works without a break
 
 
 class Write(NamedTuple):
@@ -33,14 +36,21 @@ class Write(NamedTuple):
 
 
 class WriteQueue:
-    """Urgent blocks before others, else first in, first out. Its bytes count until `done` says they are written."""
+    """Urgent blocks before others, else first in, first out. Its bytes count until `done` says they are written.
 
-    def __init__(self, limit: int) -> None:
+    Writing takes processor time that a model on a CPU wants itself. So while it works (`set_at_work`) the others wait
+    for a break, as long as they fill no more than half of the queue, and LINGER seconds at most. `clock` returns
+    seconds.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
         self.nbytes = 0
         self.blocks = 0
+        self._clock = clock
         self._urgent: deque[Write] = deque()
-        self._others: deque[Write] = deque()
+        self._others: deque[tuple[float, Write]] = deque()  # with the time when they came
+        self._at_work = False
         self._changed = threading.Condition()
         self._called = False
 
@@ -53,21 +63,44 @@ class WriteQueue:
         with self._changed:
             self.nbytes += write.nbytes
             self.blocks += 1
-            (self._urgent if urgent else self._others).append(write)
+            if urgent:
+                self._urgent.append(write)
+            else:
+                self._others.append((self._clock(), write))
+            if self._due:
+                self._changed.notify()
+
+    def set_at_work(self, at_work: bool) -> None:
+        """Say whether the model works."""
+        if at_work == self._at_work:
+            return
+        with self._changed:
+            self._at_work = at_work
             self._changed.notify()
 
+    @property
+    def _due(self) -> bool:
+        return bool(self._urgent or self._others) and self._wait == 0
+
+    @property
+    def _wait(self) -> float:
+        """Seconds until the first of the blocks is due."""
+        if self._urgent or not self._at_work or self.nbytes > self.limit // 2 or not self._others:
+            return 0.0
+        return max(0.0, self._others[0][0] + LINGER - self._clock())
+
     def take(self, blocks: int, nbytes: int, seconds: float) -> list[Write]:
-        """The next blocks, up to so many and so many bytes, at least one if there is one.
+        """The next blocks, up to so many and so many bytes, at least one if one is due.
 
         Waits for the first at most `seconds`, and not when `call` was called.
         """
         with self._changed:
-            if not self._urgent and not self._others and not self._called:
-                self._changed.wait(seconds)
+            if not self._due and not self._called:
+                self._changed.wait(min(seconds, self._wait) if self._others else seconds)
             self._called = False
             batch: list[Write] = []
-            while len(batch) < blocks and nbytes > 0 and (self._urgent or self._others):
-                batch.append((self._urgent or self._others).popleft())
+            while len(batch) < blocks and nbytes > 0 and self._due:
+                batch.append(self._urgent.popleft() if self._urgent else self._others.popleft()[1])
                 nbytes -= batch[-1].nbytes
             return batch
 

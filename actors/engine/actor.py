@@ -8,7 +8,7 @@ import gc
 import math
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import msgspec
@@ -110,7 +110,7 @@ class EngineActor(Actor):
             config.max_num_batched_tokens,
             config.prefill_step_size,
             cache_bytes=budget,
-            row_bytes=partial(row_bytes, model.row_memory),
+            row_bytes=lru_cache(maxsize=4096)(partial(row_bytes, model.row_memory)),
             depth_cost=model.depth_cost,
         )
         if budget < limits.admission_bytes(1):
@@ -237,6 +237,8 @@ class EngineActor(Actor):
 
     def turn(self) -> None:
         self._opening.poll()
+        if self._store is not None:
+            self._store.set_at_work(self._engine.busy)
         if self._engine.busy or self._engine.building:
             overdue = bool(self._lost)
             self._engine.turn(self._send)

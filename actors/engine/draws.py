@@ -29,22 +29,35 @@ CHECKS = 4
 # Halvings that find the border to the bit: the bits of 1.0 are below 2^30.
 ALL_HALVINGS = 30
 
-# Logits in a run of which the heaviest is found first, where the vocabulary is a multiple of it.
-RUN = 128
+# How `draw_greedy` cuts a row of logits on a CPU: into blocks of RUNS runs of LINES lines of LANES logits.
+RUNS, LINES, LANES = 8, 8, 32
+BLOCK = RUNS * LINES * LANES
 
 
 def draw_greedy(logits: mx.array) -> mx.array:
     """The heaviest token, of equally heavy ones the first.
 
-    On a CPU, MLX looks for a maximum faster than for its place: first the heaviest run of logits, then the place in it.
+    On a CPU, MLX looks for a maximum faster than for its place, and fastest across lines that lie one behind the other,
+    as it then takes a line's logits at once. So the heaviest block is found first, then the run in it, then the place
+    in that: for 256 rows of 49,152 in 5.7 ms, `mx.argmax` takes 12.5.
     """
     rows, vocab_size = logits.shape
-    if mx.default_device() != mx.cpu or vocab_size % RUN:
+    blocks = vocab_size // BLOCK
+    if mx.default_device() != mx.cpu or not blocks:
         return mx.argmax(logits, axis=-1)
-    runs = logits.reshape(rows, vocab_size // RUN, RUN)
-    run = mx.argmax(mx.max(runs, axis=-1), axis=-1)
-    heaviest_run = mx.take_along_axis(runs, run[:, None, None], axis=1)
-    return run * RUN + mx.argmax(heaviest_run[:, 0], axis=-1)
+    whole = logits[:, : blocks * BLOCK]
+    of_runs = mx.max(whole.reshape(rows, blocks * RUNS, LINES, LANES), axis=2)
+    of_blocks = mx.max(mx.max(of_runs.reshape(rows, blocks, RUNS, LANES), axis=2), axis=-1)
+    block = mx.argmax(of_blocks, axis=-1, keepdims=True)
+    of_runs = mx.take_along_axis(of_runs.reshape(rows, blocks, RUNS * LANES), block[:, :, None], axis=1)
+    run = block * RUNS + mx.argmax(mx.max(of_runs.reshape(rows, RUNS, LANES), axis=-1), axis=-1, keepdims=True)
+    heaviest = mx.take_along_axis(whole.reshape(rows, blocks * RUNS, LINES * LANES), run[:, :, None], axis=1)[:, 0]
+    token = run[:, 0] * (LINES * LANES) + mx.argmax(heaviest, axis=-1)
+    if blocks * BLOCK == vocab_size:
+        return token
+    rest = logits[:, blocks * BLOCK :]
+    heavier = mx.max(rest, axis=-1) > mx.max(heaviest, axis=-1)
+    return mx.where(heavier, blocks * BLOCK + mx.argmax(rest, axis=-1), token)
 
 
 def draw_whole(logits: mx.array, inverse_temperature: mx.array, keys: mx.array) -> mx.array:

@@ -20,6 +20,7 @@ that stops is dropped by the plan after, and what the device computed for it mea
 whose budget is used up by a step in flight is dropped before another one is launched.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -489,13 +490,14 @@ class _Turn:
         self._prefill = float(prefill_tokens)
         self._depth_cost = limits.depth_cost
         self._step = limits.prefill_step_size
-        self._whole = min(prefill_tokens // 2, FIRST_CHUNK)
+        self._half = prefill_tokens / 2
+        self._begun = False  # whether a row beside the first was begun that will go on in a later turn
         self._beside_others = decode > 0
 
     def keep(self, row: _Row) -> tuple[float, int]:
         """Set half of the turn's prompt tokens aside for `row`, if it needs as many."""
         left = row.length - row.computed
-        kept = min(left * self._cost_at(row), self._prefill / 2), min(left, -(-self._batched // 2))
+        kept = min(self._cost(row, left), self._prefill / 2), min(left, -(-self._batched // 2))
         self.give_back(-kept[0], -kept[1])
         return kept
 
@@ -504,20 +506,30 @@ class _Turn:
         self._prefill += cost
         self._batched += tokens
 
-    def _cost_at(self, row: _Row, ahead: int = 0) -> float:
-        return 1 + self._depth_cost * (row.computed + ahead / 2)
+    def _cost(self, row: _Row, tokens: int) -> float:
+        return tokens * (1 + self._depth_cost * (row.computed + tokens / 2))
+
+    def _affordable(self, row: _Row) -> int:
+        """How many tokens of `row` cost no more than what is left; `_cost` solved for them."""
+        if self._prefill <= 0:
+            return 0
+        first = 1 + self._depth_cost * row.computed
+        tokens = 2 * self._prefill / (first + math.sqrt(first * first + 2 * self._depth_cost * self._prefill))
+        return int(tokens + 1e-6)  # what was kept for so many is enough for so many
 
     def advance(self, row: _Row, least: int = 0) -> bool:
         """Give `row` its next chunk. True when it joins the running rows in this turn.
 
         A prompt that a turn can take whole isn't begun when this one has no room for all of it, unless `least` tokens
         of it are to be computed anyhow: whole ones are computed together, while each piece of one costs a forward of
-        its own.
+        its own. For the same reason no more than one is begun that the turn doesn't take whole.
         """
         left = row.length - 1 - row.computed
-        room = min(self._batched, max(int(self._prefill / self._cost_at(row)), least), self._step)
-        if room < left <= self._whole and not row.computed and not least:
-            return False
+        room = min(self._batched, max(self._affordable(row), least), self._step)
+        if room < left and not row.computed and not least:
+            if self._begun or (left <= FIRST_CHUNK and self._cost(row, left) <= self._half):
+                return False
+            self._begun = room > 0
         if self._beside_others:
             # A prompt costs more per token the longer it is: feel the way up, for others wait.
             room = min(room, max(FIRST_CHUNK, 2 * row.chunk))
@@ -532,7 +544,7 @@ class _Turn:
         if end > start:
             self.chunks.append(Chunk(row.rid, start, end - start, whole))
         row.chunk = count
-        cost = count * self._cost_at(row, count)
+        cost = self._cost(row, count)
         row.computed += count
         self.cost += cost
         self._batched -= count + joins  # its own step is work too: prompts of one token are no free admissions

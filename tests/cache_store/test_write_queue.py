@@ -1,9 +1,11 @@
 """The write queue: order, bounds, and the throttle."""
 
+import threading
+
 import pytest
 
 from cache_store.block import Tensor
-from cache_store.write_queue import Throttle, Write, WriteQueue
+from cache_store.write_queue import LINGER, Throttle, Write, WriteQueue
 
 
 def write(key: bytes, nbytes: int = 10) -> Write:
@@ -30,6 +32,42 @@ def test_bytes_count_until_they_are_done():
     queue.done(10)
     assert queue.has_room(10)
     assert (queue.blocks, queue.nbytes) == (1, 10)
+
+
+def test_while_the_model_works_only_urgent_blocks_are_due():
+    now = 100.0
+    queue = WriteQueue(100, lambda: now)
+    queue.set_at_work(True)
+    queue.put(write(b"a"), False)
+    now += LINGER - 1
+    queue.put(write(b"b"), False)
+    assert queue.take(9, 100, 0) == []
+    queue.put(write(b"c"), True)
+    assert [each.key for each in queue.take(9, 100, 0)] == [b"c"]
+    now += 1
+    assert [each.key for each in queue.take(9, 100, 0)] == [b"a"]
+    queue.set_at_work(False)
+    assert [each.key for each in queue.take(9, 100, 0)] == [b"b"]
+
+
+def test_more_than_half_of_the_queue_waits_for_no_break():
+    queue = WriteQueue(100)
+    queue.set_at_work(True)
+    for key in (b"a", b"b", b"c"):
+        queue.put(write(key, 20), False)
+    taken = queue.take(1, 100, 0)
+    assert [each.key for each in taken] == [b"a"]
+    queue.done(20)
+    assert queue.take(9, 100, 0) == []
+
+
+def test_a_break_ends_waiting():
+    queue = WriteQueue(100)
+    queue.set_at_work(True)
+    queue.put(write(b"a"), False)
+    timer = threading.Timer(0.1, queue.set_at_work, (False,))
+    timer.start()
+    assert [each.key for each in queue.take(1, 100, 60)] == [b"a"]
 
 
 def test_a_call_ends_waiting():

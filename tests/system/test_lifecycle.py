@@ -1,17 +1,21 @@
 """Start and end of `callboard serve`: draining, stopping at once, and starts that fail with the cause."""
 
 import json
+import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.blas import has_cuda_backend
+from actors.priority import NICE
 from bench.ask import get, post
 from bench.harness import RunningServer, StartFailed, callboard, wait_until
 from protocol import Client
@@ -199,3 +203,14 @@ def free_port() -> int:
 def test_the_version():
     run = subprocess.run([callboard(), "--version"], capture_output=True, text=True, timeout=30, check=True)
     assert run.stdout.split()[0] == "callboard"
+
+
+def test_what_serves_streams_goes_behind_the_engine(server: RunningServer):
+    """On Linux where the CPU computes; the first thread of each process is asked."""
+    if sys.platform != "linux" or has_cuda_backend():
+        pytest.skip("priorities are set where the CPU computes, on Linux")
+    nice = {name: os.getpriority(os.PRIO_PROCESS, pid) for name, pid in server.pids().items()}
+    engine = nice.pop("engine")
+    assert nice.pop("supervisor") == engine == os.getpriority(os.PRIO_PROCESS, 0)
+    assert set(nice.values()) == {min(engine + NICE, 19)}
+    assert {"http0", "http1", "streamer", "tokenizer0", "tokenizer1"} == set(nice)

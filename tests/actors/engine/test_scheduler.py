@@ -321,12 +321,36 @@ def test_on_a_slow_model_neither_waits_for_the_other(prefill_tokens: int, depth_
 def test_what_a_turn_costs_is_counted_by_depth() -> None:
     scheduler = Scheduler(Limits(depth_cost=1 / 1000))
     scheduler.add(0, 5000, 1)
-    first = scheduler.plan(1024, 0)
-    assert first.prefill_tokens == 1024
+    first = scheduler.plan(1550, 0)
+    assert first.prefill_tokens == 1024  # for 1024 * (1 + 0.512), on a border
     assert first.prefill_cost == pytest.approx(1024 * 1.512)
-    deeper = scheduler.plan(1040, 0)
-    assert deeper.prefill_tokens == 512  # 1040 / 2.024, on a border
+    deeper = scheduler.plan(1180, 0)
+    assert deeper.prefill_tokens == 512
     assert deeper.prefill_cost == pytest.approx(512 * (1 + 1.024 + 0.256))
+
+
+def test_equal_prompts_are_computed_whole_whatever_a_turn_has_time_for() -> None:
+    """Each piece of one would be a forward of its own, and no group's."""
+    for tokens in (573, 600, 1024, 1234, 3000, 4096):
+        device = Device(Limits(depth_cost=1 / 360))
+        for rid in range(40):
+            device.submit(rid, 220, 4)
+        while len(device.ended) < 40:
+            plan = device.turn(prefill_tokens=tokens)
+            assert all(chunk.whole for chunk in plan.chunks)
+            assert plan.prefill_cost <= tokens
+
+
+def test_of_prompts_too_long_for_a_turn_one_is_begun_beside_the_first() -> None:
+    device = Device(Limits(depth_cost=1 / 360))
+    for rid in range(8):
+        device.submit(rid, 220, 4)
+    begun: set[int] = set()
+    while len(device.ended) < 8:
+        plan = device.turn(prefill_tokens=400)
+        fresh = {chunk.rid for chunk in plan.chunks if not chunk.whole} - begun
+        begun |= fresh
+        assert len(fresh) <= 2
 
 
 def test_a_row_that_others_wait_for_goes_as_early_as_they_would() -> None:
