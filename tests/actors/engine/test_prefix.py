@@ -228,3 +228,32 @@ def test_with_joins_leaves_and_aborts_nobody_gets_other_tokens(
     assert len(kept) >= 20
     same_as_plain(model, kept, run.tokens)
     assert run.cached
+
+
+@pytest.mark.parametrize("leaves", ["short", "deep", "first of two deep"])
+def test_rows_that_share_turns_with_a_deep_one_may_go_at_any_time(
+    model: Model, make_request, start_run, monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    """Turns are short, so each has a piece of both; the deep one goes on behind blocks that it found."""
+    deep = prompt(3000)
+    requests = [make_request(1, deep, 3), make_request(2, prompt(138, 2), 3), make_request(3, prompt(138, 3), 3)]
+    requests += [make_request(4, [*deep[:2900], 11], 3)] if leaves == "first of two deep" else []
+    gone = 2 if leaves == "short" else 1
+    run = start_run(model, Limits(depth_cost=1 / 360), store=memory())
+    run.all([make_request(0, deep[:1025], 1)])
+    with monkeypatch.context() as short_turns:
+        short_turns.setattr(run.engine._pace, "tokens", lambda *_: 100)
+        for each in requests:
+            run.engine.submit(each)
+        before = run.engine.stats.prefilled
+        for _ in range(3):
+            run.turn()
+        assert 0 < run.engine.stats.prefilled - before < 400
+        run.engine.abort([gone])
+        for _ in range(3):
+            run.turn()
+    run.finish()
+    left = [each for each in requests if each.rid != gone]
+    assert {rid: run.tokens[rid] for rid in run.tokens if rid not in (0, gone)} == start_run(model).all(left)
+    assert gone not in run.reasons
+    assert run.cached.get(1, 1024) == 1024
