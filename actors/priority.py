@@ -9,7 +9,7 @@ import sys
 
 from actors.blas import has_cuda_backend
 
-NICE = 5  # a third of the weight; with more, a crowd's tokens came no sooner
+NICE = 5  # a third of the weight; what more of it brings is lost in the noise
 _SERVING = frozenset({"http", "streamer"})  # tokenizers give way by themselves, wherever the model computes
 
 
