@@ -1,6 +1,6 @@
 """Who goes first where the CPU computes the model, too.
 
-Used by the supervisor and the house when they start an actor.
+Used by the supervisor and the house when they start an actor, and by the tokenizers.
 """
 
 import contextlib

@@ -17,6 +17,7 @@ import zmq
 from actors import grammars
 from actors.base import Actor, Socket, StartError
 from actors.model_files import read_model_files
+from actors.priority import NICE
 from actors.tokenizer.text_jobs import TextJobs
 from actors.tokenizer.time_limit import TimeLimit
 from protocol.codec import CodecError, encode, job_codec
@@ -26,14 +27,12 @@ from protocol.sockets import bind_router
 
 log = structlog.get_logger()
 
-NICENESS = 5  # of short jobs, where the engine has 0
-
 
 class TokenizerActor(Actor):
     """Serves `Encode` and `Decode` jobs."""
 
     def start(self) -> tuple[str, ModelCard | None]:
-        os.nice(NICENESS)
+        os.nice(NICE)  # of short jobs
         config = self.config
         try:
             files = read_model_files(config.model_path)

@@ -18,7 +18,7 @@ def keys(rows: int) -> mx.array:
     return noise_keys(np.arange(rows, dtype=np.uint64) * np.uint64(7919), np.zeros(rows, np.uint64))
 
 
-@pytest.mark.parametrize("vocab_size", [1000, BLOCK, 3 * BLOCK, 3 * BLOCK + 1000, 49_152])
+@pytest.mark.parametrize("vocab_size", [1000, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 1000, 49_152])
 @pytest.mark.parametrize("values", ["many", "few", "one", "none"])
 def test_greedy_is_the_first_of_the_heaviest(vocab_size: int, values: str):
     random = np.random.default_rng(vocab_size)
